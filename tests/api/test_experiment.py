@@ -38,10 +38,20 @@ def test_what_cannot_run_is_refused_by_name(workers, message):
         experiment(**workers).check()
 
 
-@pytest.mark.parametrize("limits", [{"steps": 0}, {"updates": -1}, {"seconds": -0.5}, {"window": 0}])
-def test_limits_are_positive(limits):
-    with pytest.raises(ConfigError, match="must be above 0"):
+@pytest.mark.parametrize(
+    ("limits", "said"),
+    [
+        ({"steps": 0}, "steps = 0 must be above 0, or null"),
+        ({"updates": -1}, "updates = -1 must be above 0, or null"),
+        ({"seconds": -0.5}, "seconds = -0.5 must be above 0, or null"),
+        ({"stall_s": float("inf")}, "stall_s = inf must be finite, or null"),
+        ({"window": 0}, "window = 0 must be above 0"),
+    ],
+)
+def test_limits_are_positive(limits, said):
+    with pytest.raises(ConfigError) as refused:
         Limits(**limits)
+    assert str(refused.value).endswith(said)
 
 
 @pytest.mark.parametrize("name", ["", ".hidden", "a/b", "../x", "x" * 65, "a b"])

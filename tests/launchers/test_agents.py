@@ -254,7 +254,7 @@ def test_a_host_that_can_let_no_other_in_is_named_whoever_holds_that(
 ) -> None:
     other, joins = joining
     why = "this needs 1,034 open files, and 1,024 are allowed; have the limit raised: ulimit -Hn"
-    told.agents._take(other, Listening("b#1", error=why))
+    told.agents._take(other, Listening("b#1", error=why, full=True))
     with pytest.raises(RunError, match=f"host c cannot let host b in: {why}"):
         list(joins)
     told.agents._take(told.agent, Called("c", why, own=True))

@@ -93,6 +93,16 @@ def test_two_kills_for_want_of_memory_explain_two_ends(dying: SimpleNamespace) -
         assert "out of memory" in dying.launcher.obituary(name)
 
 
+def test_who_begins_between_two_such_ends_has_counted_both(dying: SimpleNamespace) -> None:
+    dying.kills = MemoryKills(2, 2)
+    dying.first.process.kill()
+    assert "out of memory" in dying.launcher.obituary("first")
+    dying.first.kills = dying.kills  # of its next life
+    dying.second.process.kill()
+    assert "out of memory" in dying.launcher.obituary("second")
+    assert dying.first.kills == MemoryKills(2, 2)  # so that a third one explains its end
+
+
 def test_a_dead_process_keeps_its_number_until_it_is_forgotten(dying: SimpleNamespace) -> None:
     process = dying.first.process
     process.send_signal(signal.SIGKILL)

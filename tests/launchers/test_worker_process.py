@@ -65,6 +65,14 @@ def test_a_process_gets_its_order_and_all_descriptors_in_their_order(count: int,
     assert answer == b"x" * 300_000 + b":" + b"".join(number.to_bytes(4, "little") for number in numbers)
 
 
+def test_one_that_takes_no_order_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker_process, "_ORDER_S", 0.1)
+    process = WorkerProcess(["sleep", "60"], os.environ)
+    process.send(bytes(1 << 24), [])  # more than the system keeps
+    assert process.process.poll() is None
+    process.end()
+
+
 def test_one_that_gets_no_order_ends_by_itself_when_its_starter_is_killed() -> None:
     code = (
         "import os, time\nfrom tidemill.launchers import worker_process as w\n"

@@ -333,3 +333,12 @@ class HangsAtLast(Dozes):
             while True:
                 time.sleep(1000)
         return super().step(action)
+
+
+class Snoozes(Talker):
+    """Takes a third of a second for each step."""
+
+    def step(self, action: Any) -> Any:
+        Path("snoozing").touch()
+        time.sleep(0.3)
+        return super().step(action)

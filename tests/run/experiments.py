@@ -417,6 +417,11 @@ def hangs_as_it_begins(flag: str, always: bool) -> Experiment:
     return experiment(Gymnasium(make=f"{ENVIRONMENTS}:HangsAsItBegins", kwargs=kwargs), lanes=1)
 
 
+def snoozes() -> Experiment:
+    """Its actor's polls take seconds."""
+    return experiment(Gymnasium(make=f"{ENVIRONMENTS}:Snoozes"), lanes=1)
+
+
 def hangs_once(flag: str) -> Experiment:
     """Its actor's environment hangs, once: then there is a file `flag`."""
     environment = Gymnasium(make=f"{ENVIRONMENTS}:HangsOnce", kwargs={"flag": flag})

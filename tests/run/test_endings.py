@@ -116,7 +116,7 @@ ending.CLOSE_DEADLINE = trainer.DRAIN = interrupts.HURRY = 60.0
 # and inline what hangs is left at once
 LEFT = """
 from tidemill.run import interrupts, silence
-interrupts.GRACE, interrupts.HURRY, silence.LEAST = 180.0, 0.5, 0.5
+interrupts.GRACE, interrupts.HURRY, silence.STEP_LEFT = 180.0, 0.5, 2.0
 """
 
 
@@ -533,6 +533,16 @@ def test_inline_what_hangs_is_left_once_a_signal_is_to_end_the_run(start: Callab
     # no update is undone
     told = [int(record["update"]) for record in read_metrics(run.path) if "update" in record]
     assert read_newest(run.path / "checkpoints" / "policy").facts["updates"] == told[-1]
+    run.nothing_is_left()
+
+
+def test_inline_steps_that_take_their_time_are_not_left(start: Callable[..., Run]) -> None:
+    """A poll takes longer than one of them may."""
+    run = start("snoozes", launch="inline", code=LEFT)
+    run.wait_for_file(run.folder / "snoozing", "the environment takes its time")
+    run.main.send_signal(signal.SIGTERM)
+    status, text = run.ended()
+    assert status == 143 and "it is left" not in text and "hangs" not in text, text
     run.nothing_is_left()
 
 

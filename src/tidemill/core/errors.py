@@ -235,8 +235,14 @@ class BrokenOff(BaseException):
 
 class HangLeft(BaseException):
     """Raised in the main thread where an environment hangs that the run's end does not
-    need: as it is closed, or in a step. No `Exception`: nothing catches it but who leads
-    the run."""
+    need. No `Exception`: nothing catches it but who leads the run.
+
+    worker: whose step it is, which has no more turns; "" where it is closed
+    """
+
+    def __init__(self, worker: str = "") -> None:
+        super().__init__(worker)
+        self.worker = worker
 
 
 SIGNALLED = (KeyboardInterrupt, BrokenOff, HangLeft)

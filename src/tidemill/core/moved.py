@@ -122,6 +122,14 @@ RENAMED = {
         for name in ("Playback", "PlaybackResult", "RecordedSideChannels", "replay")
     },
     "tidemill.core.tally": {"Told": "TallyEntry"},
+    "tidemill.layouts.layout": {
+        **{name: f"tidemill.layouts.costs:{name}" for name in ("Costs", "microseconds", "waits")},
+        **{name: f"tidemill.layouts.choice:{name}" for name in ("choose", "pace", "promises", "trained")},
+        **{
+            name: f"tidemill.layouts.experiment_layout:{name}"
+            for name in ("apply", "by_turns", "layout_of", "of_layout", "why_unchanged")
+        },
+    },
     "tidemill.envs.frame_stack": {
         "build_environment": "tidemill.workers.actor_environments:build_environment",
         "seen_by": "tidemill.workers.actor_environments:seen_by",

@@ -1,8 +1,10 @@
 """Native vector environments: whole arrays in, whole arrays out, no Python per lane."""
 
+import threading
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, wait
 from dataclasses import dataclass, field, replace
+from queue import SimpleQueue
 from typing import Any, Literal
 
 import numpy as np
@@ -19,6 +21,7 @@ from tidemill.core.schema import Arrays
 from tidemill.core.user_code_loading import Code, name_of_code
 from tidemill.envs.episode_replay import tells_state
 from tidemill.envs.gymnasium_registry import arguments, call_maker, find_spec, fps_of, load_maker, outside
+from tidemill.envs.hanging_threads import HANGING
 from tidemill.envs.reset_options import take_options
 from tidemill.envs.space_values import LeafReader, readers_of
 from tidemill.envs.spaces import action_caster, from_gymnasium, nest
@@ -164,6 +167,42 @@ def autoreset_of(env: Any, name: str, declared: Autoreset | None) -> Autoreset:
     return mode or declared  # type: ignore[return-value]
 
 
+class _Waiter:
+    """A waiter's thread waits for what a library does elsewhere. It is a daemon, so that
+    one that hangs keeps no program from its end, and is counted then."""
+
+    def __init__(self, name: str) -> None:
+        self._tasks: SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    def submit(self, work: Callable[[], Any]) -> Future[Any]:
+        """Have the thread do this."""
+        future: Future[Any] = Future()
+        self._tasks.put((future, work))
+        return future
+
+    def end(self) -> None:
+        """Have the thread end, once it has done what it was given."""
+        self._tasks.put(None)
+
+    def leave(self) -> None:
+        """Take note that the thread hangs."""
+        HANGING.leave(self._thread)
+        if not self._thread.is_alive():
+            HANGING.returned(self._thread)
+
+    def _run(self) -> None:
+        while (task := self._tasks.get()) is not None:
+            future, work = task
+            try:
+                future.set_result(work())
+            except BaseException as error:
+                future.set_exception(error)
+            del task, future, work  # which keep what they were about
+        HANGING.returned(self._thread)
+
+
 class VectorLanes(Environment):
     """A `gymnasium.vector.VectorEnv` of one agent as an environment.
 
@@ -224,7 +263,7 @@ class VectorLanes(Environment):
         self._result: Any = None
         self._picture = picture
         self._halves = halves
-        self._waiter = ThreadPoolExecutor(1, f"{name} waiter") if halves else None
+        self._waiter = _Waiter(f"{name} waiter") if halves else None
         self._pending: Future[Any] | None = None
         self._sent_at, self._watched = 0.0, False
         self._wake: Callable[[], None] | None = None
@@ -297,7 +336,8 @@ class VectorLanes(Environment):
             try:
                 self._result = self._ask("stepping", self._pending.result)
             finally:
-                self._pending = None
+                if self._pending.done():  # else a signal had its caller leave it
+                    self._pending = None
         tick = ticks[0]
         observation, reward, terminated, truncated, infos = self._result
         tick.reward[...], tick.done[...], tick.truncated[...] = reward, terminated, truncated
@@ -382,10 +422,10 @@ class VectorLanes(Environment):
 
     def close(self) -> None:
         if self._waiter is not None:
-            hangs = self._pending is not None and not wait([self._pending], _CLOSING_S).done
-            self._waiter.shutdown(wait=not hangs)
-            if hangs:  # it is not to be closed while it steps
-                self.env = None
+            self._waiter.end()
+            if self._pending is not None and not wait([self._pending], _CLOSING_S).done:
+                self._waiter.leave()
+                self.env = None  # it is not to be closed while it steps
         if self.env is not None:
             self.env.close()
             self.env = None

@@ -70,11 +70,13 @@ class Listen(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
 
 
 class Listening(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
-    """The report that an agent is waited for at these ports, or why it cannot be."""
+    """The report that an agent is waited for at these ports, or why it cannot be. `full`:
+    since no more files may be open there, so that it can be for no agent."""
 
     agent: str
     ports: Ports = (0, 0)
     error: str = ""
+    full: bool = False
 
 
 class CallHost(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):

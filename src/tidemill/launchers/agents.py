@@ -223,9 +223,11 @@ class Agents:
             yield from self._until(other, f"wait for {agent.name}", listens)
             if other.lost:
                 continue
-            ports, started = other.listening[agent.name].ports, other.started
-            if why := other.listening[agent.name].error[:_MOST_SAID]:
-                raise HostFull(f"host {other.home} cannot let host {agent.home} in: {why}")
+            listening, started = other.listening[agent.name], other.started
+            if why := listening.error[:_MOST_SAID]:
+                kind = HostFull if listening.full else RunError
+                raise kind(f"host {other.home} cannot let host {agent.home} in: {why}")
+            ports = listening.ports
             self.tell(agent, CallHost(other.name, started.address, ports, started.key.decode()))
             called.append((other, ports))
         for other, ports in called:

@@ -347,9 +347,9 @@ class HostAgent:
                     self._wire.call(agent, key, order.address, order.ports, joined=False)
                     self._calling[agent] = monotonic() + _CALL_S
             except ConfigError as error:
-                if isinstance(error, TooManyFiles) and monotonic() < deadline:
+                if (full := isinstance(error, TooManyFiles)) and monotonic() < deadline:
                     continue
-                told = Listening(agent, error=str(error)) if isinstance(order, Listen) else None
+                told = Listening(agent, error=str(error), full=full) if isinstance(order, Listen) else None
                 self._report(told or Called(agent, str(error), own=True))
             del self._to_join[agent]
 

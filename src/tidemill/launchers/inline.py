@@ -54,8 +54,8 @@ class InlineLauncher(Launcher):
             if name not in self._left:
                 try:
                     done |= worker.run_once()
-                except HangLeft:
-                    if not worker.ended:
+                except HangLeft as left:
+                    if left.worker == name:
                         self._left.add(name)
                     raise
         if not done:

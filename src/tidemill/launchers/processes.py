@@ -418,8 +418,10 @@ class ProcessesLauncher(Launcher):
         before, now = group.kills, memory_kills()
         if status == -signal.SIGKILL:
             here, anywhere = now.here > before.here, now.anywhere > before.anywhere
-            for each in self._groups:
-                each.kills = MemoryKills(each.kills.here + here, each.kills.anywhere + anywhere)
+            for each in self._groups:  # one that began since has counted it
+                each.kills = MemoryKills(
+                    min(each.kills.here + here, now.here), min(each.kills.anywhere + anywhere, now.anywhere)
+                )
         return cause_of_end(status, before, now)
 
     def stack(self, worker: str) -> Sequence[Call]:

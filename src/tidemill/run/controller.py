@@ -253,10 +253,11 @@ class Controller:
     def _wait(self, seconds: float, least: float = 0.0) -> None:
         try:
             self.launcher.wait(seconds, least)
-        except HangLeft:  # that was told
+        except HangLeft as left:  # that was told
             self._turns.turn()
-            for name in self._turns.left:
-                self.state.members[name].state = State.FAILED
+            if left.worker:
+                self._messages.read(left.worker)
+                self.state.members[left.worker].state = State.FAILED
             return
         except Exception as error:
             raise RunError(f"{type(self.launcher).__name__} cannot wait: {cause_of(error)}") from error

@@ -42,7 +42,7 @@ class Interrupts:
         self._previous: dict[signal.Signals, Any] = {}
         self._at = 0.0  # when the first came
         self._timers: list[threading.Timer] = []
-        self._still: Callable[[], bool] | None = None  # see `leave`
+        self._what: Callable[[], HangLeft | None] | None = None  # see `leave`
 
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():
@@ -101,20 +101,20 @@ class Interrupts:
         signal.raise_signal(signal.SIGTSTP)
         signal.signal(signal.SIGTSTP, noting)
 
-    def leave(self, still: Callable[[], bool]) -> None:
-        """Raise `HangLeft` in the main thread, whatever it waits for there, as long as
-        `still` says there that it is to leave that. Called in another thread; does
+    def leave(self, what: Callable[[], HangLeft | None]) -> None:
+        """Raise in the main thread, whatever it waits for there, what `what` returns
+        there; None: it is to leave nothing any more. Called in another thread; does
         nothing where signals are not taken."""
         main = threading.main_thread().ident
         if main is not None and signal.SIGTERM in self._previous:
-            self._still = still
+            self._what = what
             signal.pthread_kill(main, signal.SIGTERM)
 
     def _take(self, number: int, frame: FrameType | None) -> None:
-        if (still := self._still) is not None:
-            self._still = None
-            if still():
-                raise HangLeft
+        if (what := self._what) is not None:
+            self._what = None
+            if (left := what()) is not None:
+                raise left
         elif not self.first:
             self.first, self._at = number, awake()
             if self._abrupt:

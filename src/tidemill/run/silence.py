@@ -2,15 +2,20 @@
 before is stuck, in its environment most likely. It is told with where its thread is, and
 where an environment holds it for too long, its process counts as dead. Where workers take
 turns in the main thread, another one tells of an environment that hangs, and has one left
-that does not let itself be closed (`TurnWatch`)."""
+that does not let itself be closed, or does not come back once a signal is to end the run
+(`TurnWatch`)."""
 
+import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from math import inf
+from types import FrameType
 
 from tidemill.api.control_messages import State
 from tidemill.api.launcher import DEBUGGED, Call
 from tidemill.core.clock import awake
+from tidemill.core.errors import HangLeft
 from tidemill.core.step_deadlines import deadline
 from tidemill.core.thread_stacks import stack_of, whereabouts
 from tidemill.replay_training.actor_config import ReplayActors
@@ -37,6 +42,7 @@ AT_SHARE = (Evaluation, Population)
 ASK_EVERY = 10.0  # seconds of one silence: to ask for a stack takes a moment
 LOOK = 0.5  # seconds between two looks at the main thread
 CLOSING = 30.0  # seconds that an environment may take to be closed at the end: to encode a video, say
+STEP_LEFT = 10.0  # that a step may take once a signal came 6 s before
 BRIEF = 1.0  # that it has where another one hung, or a signal came long ago
 # who is called by a worker's poll where it is in its environment
 # on whichever host
@@ -45,6 +51,7 @@ _MAKING = "/tidemill/envs/parallel_build.py"
 _ACTOR = "/tidemill/workers/actor.py"
 _EVALUATION = "/tidemill/replay_training/iteration_evaluation.py"
 _STORE = "/tidemill/store/"
+_TURNS = "/tidemill/workers/base.py"
 _TRAINERS = ("/tidemill/workers/trainer.py", "/tidemill/replay_training/trainer.py")
 _ENVIRONMENTS = tuple(f"/tidemill/{room}/" for room in ("envs", "bridge", "remote", "testing"))
 
@@ -192,22 +199,28 @@ def resetting(calls: Sequence[Call]) -> bool:
     return any("reset" in call.name or "restart" in call.name for call in calls)
 
 
-def whose_turn(calls: Sequence[Call]) -> str:
-    """Return the worker that has its turn, by the calls of the thread that it has it in;
-    "" for none."""
-    return next((call.about for call in calls if call.name == "_turn"), "")
-
-
 def who_closes(calls: Sequence[Call]) -> str:
     """Return the worker that closes its environments, for good, by the calls of the
     thread in which it has its turn; "" of all others."""
     closes = any(call.name == "_close" and call.file.endswith(_ACTOR) for call in calls)
-    return whose_turn(calls) if closes else ""
+    return next((call.about for call in calls if closes and call.name == "_turn"), "")
 
 
-def who_steps(calls: Sequence[Call]) -> str:
-    """Return likewise the worker whose environment has a step, or a reset, to do."""
-    return "" if who_closes(calls) or not in_environment(calls) else whose_turn(calls)
+def call_of_environment(thread: int) -> tuple[FrameType | None, str]:
+    """Return the call into an environment that a thread is in, and the worker that has
+    its turn there; None where it is in none, or closes one. The next call is another
+    one."""
+    call, frame = None, sys._current_frames().get(thread)
+    while frame is not None:
+        code = frame.f_code
+        if any(room in code.co_filename for room in _ENVIRONMENTS):
+            call = frame
+        elif code.co_name == "_close" and code.co_filename.endswith(_ACTOR):
+            return None, ""
+        elif code.co_name == "_turn" and code.co_filename.endswith(_TURNS):
+            return call, str(frame.f_locals["self"].name)
+        frame = frame.f_back
+    return None, ""
 
 
 class TurnWatch:
@@ -237,8 +250,8 @@ class TurnWatch:
         self._thread = threading.get_ident()
         self._since, self._longest = awake(), 0.0
         self._told = False
-        self.left = set[str]()
-        """Workers that were left in a step: they have no more turns."""
+        self._call: FrameType | None = None  # into an environment, once a signal came long ago
+        self._called_at = 0.0
         self._over, self._leaving = threading.Event(), threading.Lock()
 
     def __enter__(self) -> "TurnWatch":
@@ -271,13 +284,10 @@ class TurnWatch:
                 most = min(CLOSING, BRIEF) if left or self._interrupts.urgent else CLOSING
                 if closing not in left and (seconds := awake() - begun) > most:
                     left.add(closing)
-                    self._leave(f"does not let itself be closed, for {seconds:.0f} s", calls, who_closes)
+                    self._leave(seconds, calls)
                 continue
-            if silent > LEAST and self._interrupts.urgent and (who := who_steps(calls)):
-                if who not in self.left and self._turns() and self._spares(who):
-                    self.left.add(who)
-                    self._leave(f"has not come back for {silent:.0f} s", calls, who_steps)
-                continue
+            if self._interrupts.urgent:
+                self._leave_step()
             if self._told or silent <= max(LEAST, TIMES * self._longest):
                 continue
             made = self._turns()
@@ -289,13 +299,34 @@ class TurnWatch:
                     "take turns in one thread (--launch processes can)"
                 )
 
-    def _leave(self, what: str, calls: Sequence[Call], who: Callable[[Sequence[Call]], str]) -> None:
-        """Have the main thread leave what a worker is in, by `who`."""
+    def _leave_step(self) -> None:
+        """Have the main thread leave an environment's step that lasts too long, where the
+        run's end can do without its worker."""
+        call, worker = call_of_environment(self._thread)
+        if call is not self._call:
+            self._call, self._called_at = call, awake()
+        seconds = awake() - self._called_at
+        if call is None or seconds < STEP_LEFT or not (self._turns() and self._spares(worker)):
+            return
+        self._called_at = inf  # once
+        self._tell_left(f"has not come back for {seconds:.0f} s", stack_of(self._thread))
+
+        def left() -> HangLeft | None:
+            return HangLeft(worker) if call_of_environment(self._thread)[0] is call else None
+
+        self._have_left(left)
+
+    def _leave(self, seconds: float, calls: Sequence[Call]) -> None:
+        self._tell_left(f"does not let itself be closed, for {seconds:.0f} s", calls)
+        self._have_left(lambda: HangLeft() if who_closes(stack_of(self._thread)) else None)
+
+    def _tell_left(self, what: str, calls: Sequence[Call]) -> None:
         self._alarm(
             f"an environment {what}: {whereabouts(calls)}; it is left as it is, and the run ends without it "
             "(where it is not in Python's code, or the run not in the main thread, only kill -9 does that)"
         )
+
+    def _have_left(self, what: Callable[[], HangLeft | None]) -> None:
         with self._leaving:
             if not self._over.is_set():
-                whose = who(calls)
-                self._interrupts.leave(lambda: who(stack_of(self._thread)) == whose)
+                self._interrupts.leave(what)

@@ -3,7 +3,7 @@ place by trainers.
 
 Every group of consumers gets every sample (broadcast); within a group each sample goes to
 one consumer (round robin). Nobody drops: a producer waits until the next consumer of each
-group has room.
+group has room; of buffer workers until any has.
 """
 
 from collections import deque
