@@ -23,7 +23,7 @@ class InlineLauncher(Launcher):
 
     def __init__(self) -> None:
         self._workers: dict[str, WorkerHandle] = {}
-        self._left = set[str]()  # whose environment has not come back from a step: they have no more turns
+        self._hung = set[str]()  # whose environment has not come back from a step: they have no more turns
         self._links: list[LocalLink] = []
 
     def launch(self, job: Job) -> dict[str, Link]:
@@ -51,12 +51,12 @@ class InlineLauncher(Launcher):
     def wait(self, seconds: float, least: float = 0.0) -> None:
         done = False
         for name, worker in self._workers.items():
-            if name not in self._left:
+            if name not in self._hung:
                 try:
                     done |= worker.run_once()
                 except HangLeft as left:
                     if left.worker == name:
-                        self._left.add(name)
+                        self._hung.add(name)
                     raise
         if not done:
             self._bell.wait(min(seconds, _NAP))
@@ -71,6 +71,6 @@ class InlineLauncher(Launcher):
         for link in self._links:
             link.close()
         for name, worker in self._workers.items():
-            if name not in self._left:
+            if name not in self._hung:
                 worker.run_once()  # finds the link closed, and frees what it holds
         self._workers.clear()
