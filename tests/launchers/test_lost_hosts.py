@@ -29,7 +29,7 @@ from tests.run.experiments import ENVIRONMENTS
 from tests.run.test_deaths import acted_rows
 from tests.run.watching import EXPERIMENTS, Run, wait_until
 
-from tidemill import AgentSpec, Gymnasium, Limits, train
+from tidemill import AgentSpec, Experiment, Gymnasium, Limits, train
 from tidemill.core.user_code_loading import load_attribute
 from tidemill.launchers.stand_in import StandIn
 from tidemill.metrics.json_lines import read_metrics
@@ -318,15 +318,20 @@ def test_where_a_host_is_lost_that_hands_a_cell_on_its_stand_in_does(tmp_path: P
     assert {event.worker for event in read_events(run) if event.what == "died"} == {"actor-0"}
 
 
-@pytest.mark.parametrize("dies", ["host", "worker", "leaving host"])
-def test_an_exact_run_that_loses_a_host_or_a_worker_there_is_the_one_that_lost_none_in_every_bit(
-    dies: str, tmp_path: Path
-) -> None:
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> tuple[Experiment, Any]:
+    """An exact run, and what it learns on one machine."""
     made = experiment(updates=150, actors=3, servers=1).replace(exact_resume=True)
     trainer = made.workers["trainer"].replace(checkpoint_seconds=0.1)
     made = made.replace(workers={**made.workers, "trainer": trainer})
-    alone = weights(made, "processes", tmp_path / "alone")
-    run, killed = tmp_path / "run", list[float]()
+    return made, weights(made, "processes", tmp_path_factory.mktemp("alone"))
+
+
+@pytest.mark.parametrize("dies", ["host", "worker", "leaving host"])
+def test_an_exact_run_that_loses_a_host_or_a_worker_there_is_the_one_that_lost_none_in_every_bit(
+    dies: str, alone: tuple[Experiment, Any], tmp_path: Path
+) -> None:
+    (made, learnt), run, killed = alone, tmp_path / "run", list[float]()
 
     def on_update(metrics: dict[str, float], control: RunControl) -> None:
         if not killed and metrics["update"] >= 20:
@@ -338,7 +343,7 @@ def test_an_exact_run_that_loses_a_host_or_a_worker_there_is_the_one_that_lost_n
     result = train(made, launch=ThreeHosts, layout="given", run_dir=run, quiet=True, on_update=on_update)
     assert (result.summary["status"], len(killed)) == ("completed", 1) and killed[0] < 140
     assert any(event.what == "died" for event in read_events(run))
-    compared, differing = compare("policy", alone, read_newest(run / "checkpoints" / "policy"))
+    compared, differing = compare("policy", learnt, read_newest(run / "checkpoints" / "policy"))
     assert compared > 15 and differing == []
 
 
