@@ -122,9 +122,11 @@ def _folders_go() -> Iterator[None]:
 
 
 def strike_simulator(run: Run, draw: random.Random, whose: str, number: int) -> None:
-    """Send a signal to a simulator. Raises `NoFault` where there is none."""
+    """Send a signal to a simulator, once there is one: of a worker so named, or of any.
+    Raises `NoFault` where there is none."""
+    run.wait_for(lambda: simulators(run, ""))
     try:
-        draw.choice(simulators(run, whose)).send_signal(number)
+        draw.choice(simulators(run, whose) or simulators(run, "")).send_signal(number)
     except (IndexError, psutil.Error):
         raise NoFault from None
 
