@@ -14,8 +14,9 @@ end by a signal, or whose main process is killed, is to leave nothing but a chec
 (after a signal that of its last update), and the same command is to go on from there to
 the limit: where the newest is damaged then (`damaged`, whose `start` is with the first
 checkpoint) from the one before. A run that
-begins while its server is away, or its disk full, is to end at once, with an error that
-says so, and to come to its limit later. Of
+begins while its server is away, or its disk full, or whose simulator is killed before it
+first answers, is to end at once, with an error that says so, and to come to its limit
+later. Of
 runs with a replay memory the ratio is to be exact; of `rows` and `equal-rows` every row
 that was trained on one that was played, and none trained on twice (`identified.py`). It
 prints how many went so, what became of the others, and how long those that were to end
@@ -86,8 +87,13 @@ LIMITED = [f"--set=limits.updates={SHORT}", *OFTEN]
 SMALL = [*LIMITED, "--set=workers.trainer.algorithm.minibatch_size=64", "--set=workers.actor.lanes=2"]
 WELL = "as it is to be"
 NONE = "had no fault"
-AWAY = ("nothing answers there", "is no environment server", "free space or make")
-"""What a run says that begins without its server, or its disk."""
+AWAY = (
+    "nothing answers there",
+    "is no environment server",
+    "free space or make",
+    "before it first answered",
+)
+"""What a run says that begins without its server, its disk, or a simulator."""
 AT_LAST = (
     "summary.json cannot be written",
     "did not take the run's last checkpoint",
