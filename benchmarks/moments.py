@@ -92,6 +92,7 @@ AWAY = (
     "is no environment server",
     "free space or make",
     "before it first answered",
+    "and answer within start_seconds",
 )
 """What a run says that begins without its server, its disk, or a simulator."""
 AT_LAST = (
