@@ -336,9 +336,9 @@ class HangsAtLast(Dozes):
 
 
 class Snoozes(Talker):
-    """Takes a third of a second for each step."""
+    """Takes half a second for each step."""
 
     def step(self, action: Any) -> Any:
         Path("snoozing").touch()
-        time.sleep(0.3)
+        time.sleep(0.5)
         return super().step(action)
