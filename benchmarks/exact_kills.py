@@ -24,9 +24,9 @@ than inline it goes on while its main process hears of an update), how many of t
 before there was anything to go on from (the run began anew), how many things were
 compared, and whether all were equal, or what differs first. Since a run that begins anew
 leaves the same bits whatever a resume does, it may do so only where no whole cut is
-there, after the first two cuts by `kill` and `later`, and never once it was told to end,
-or has lost single workers alone. Ends with 1 where something differs, or began anew
-otherwise.
+there, after the first four cuts by `kill` and `later` (an update takes milliseconds
+here, and a busy disk longer), and never once it was told to end, or has lost single
+workers alone. Ends with 1 where something differs, or began anew otherwise.
 """
 
 import argparse
@@ -65,7 +65,7 @@ WHOLE = ("kill", "later", "stop")
 """What all of a run ends by."""
 LONGEST = 300.0  # seconds of a life, however busy the machine is
 COMPLETED, INTERRUPTED, ANEW = 0, 3, "anew"
-EARLY = {"kill": 2, "later": 2}
+EARLY = {"kill": 4, "later": 4}
 """Which cut is the last that may come before there is a whole cut to go on from."""
 Strikes = Sequence[tuple[int, float]]
 """At which updates something is cut, and seconds after these."""

@@ -138,6 +138,10 @@ class Tree:
         while self.producers[host].reserve() is not None:
             self.producers[host].commit()
 
+    def until_free(self, host: str) -> None:
+        """Wait until all of an actor's slots were given back."""
+        self.until(lambda: self.producers[host].free() == SLOTS)
+
     def take(self, host: str) -> None:
         """Have the trainer take all that an actor's slots hold, publish a version, and
         give them back, as it does once it has trained."""
@@ -240,7 +244,7 @@ def test_hosts_behind_lost_ones_get_the_newest_version_from_those_that_stand_in(
     for host in HOSTS[1:]:
         tree.fill(host)
         tree.take(host)
-        tree.until(lambda: tree.producers[host].free() == SLOTS)  # noqa: B023
+        tree.until_free(host)
         assert tree.has(host) == tree.version
 
 
@@ -291,11 +295,12 @@ def go_on_without(tree: Tree, lost: tuple[str, ...]) -> None:
     tree.for_a_while()
     tree.lose(*lost)
     for host in left:
-        tree.until(lambda: tree.producers[host].free() == SLOTS)  # noqa: B023
+        tree.until_free(host)
     if crossing.FAN_OUT == 1:
         assert all(tree.has(host) < tree.version for host in left if host > lost[0])
     for _ in range(3):  # and on
         for host in left:
+            tree.until_free(host)
             tree.fill(host)
             tree.take(host)
     tree.stand_in(*lost)
