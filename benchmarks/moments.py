@@ -87,14 +87,15 @@ LIMITED = [f"--set=limits.updates={SHORT}", *OFTEN]
 SMALL = [*LIMITED, "--set=workers.trainer.algorithm.minibatch_size=64", "--set=workers.actor.lanes=2"]
 WELL = "as it is to be"
 NONE = "had no fault"
-AWAY = (
-    "nothing answers there",
-    "is no environment server",
-    "free space or make",
-    "before it first answered",
-    "and answer within start_seconds",
-)
-"""What a run says that begins without its server, its disk, or a simulator."""
+_DISK = ("free space or make",)
+_SERVER = ("nothing answers there", "is no environment server")
+_SIMULATOR = ("before it first answered", "and answer within start_seconds")
+AWAY: dict[Any, Sequence[str]] = {
+    **dict.fromkeys((outside.small_disk, outside.share), _DISK),
+    outside.server: _SERVER,
+    **dict.fromkeys((outside.python_world, outside.c_world), _SIMULATOR),
+}
+"""What a run says that begins without what it has beside itself."""
 AT_LAST = (
     "summary.json cannot be written",
     "did not take the run's last checkpoint",
@@ -449,7 +450,8 @@ def goes_on(run: Run, work: Work, ended: bool = False) -> list[str]:
     wrong = [f"left {left}"] if (left := run.left()) else []
     if status == 1 and at_last == work.length and any(words in run.said() for words in AT_LAST):
         return wrong  # it ended on a full disk, or a share that hung, and has its last weights
-    if status == 1 and reached == 0 and any(words in run.said() for words in AWAY):
+    away = any(words in run.said() for words in AWAY.get(work.beside, ()))
+    if status == 1 and reached == 0 and away:
         return wrong + again(run, work)
     if ended:
         reached = max(reached, at_last)

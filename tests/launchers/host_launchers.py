@@ -11,6 +11,9 @@ from tidemill.run import equal_lives
 
 equal_lives.ANSWER = 60.0  # seconds, in the runner that loads this: others have the machine, too
 LOOPBACK = "127.0.0.1"
+# what runs as a command of its own, which takes no host for lost that a busy machine
+# keeps still
+PATIENT = "from tidemill.launchers import agents; agents.VOID_S = 60.0"
 HAVE_GPUS = (
     "mount -t tmpfs tmpfs /proc/driver && cd /proc/driver && "
     'mkdir -p nvidia/gpus/0000:01:00.0 nvidia/gpus/0000:02:00.0 && cd / && exec "$@"'

@@ -17,6 +17,7 @@ import psutil
 import pytest
 from tests.hosts.hosts import needs_namespaces
 from tests.launchers.host_launchers import (
+    PATIENT,
     BlindHost,
     CalledRunner,
     NoCommand,
@@ -245,7 +246,7 @@ def start(tmp_path: Path) -> Iterator[Callable[[str], Run]]:
     runs: list[Run] = []
 
     def begin(function: str) -> Run:
-        runs.append(Run(tmp_path, function, "--layout", "given", launch=TWO))
+        runs.append(Run(tmp_path, function, "--layout", "given", launch=TWO, code=PATIENT))
         runs[-1].wait_for_updates()
         return runs[-1]
 

@@ -82,7 +82,7 @@ def test_a_run_is_paused_saved_and_stopped_from_either_host(told: Told) -> None:
     run, apart = told.run, {"trainer-0": "runner", "actor-0": "h1", "server-0": "h1"}
     assert told.order(1, "pause") == "paused" and told.rests(1) == apart
     rested = told.updates()
-    assert told.saved() == rested
+    wait_until(lambda: told.saved() == rested, 60, "what was trained is saved")
     assert told.order(0, "save") == "saving: a checkpoint is written" and told.rests(0) == apart
     assert told.updates() == rested
     assert told.order(1, "start") == "running"

@@ -22,7 +22,7 @@ from tidemill.run.folder import RunFolder
 from tidemill.run.run_control import RunControl
 from tidemill.store.checkpoint import read_newest
 
-UPDATES = 16
+UPDATES = 40  # of which the runner hears a little later, and kills then
 
 
 class OneMemberOnB(TwoHosts):

@@ -1235,9 +1235,5 @@ def test_a_signal_while_costs_are_measured_ends_the_command_and_says_so(
     _, said = main.communicate(timeout=240)
     assert main.returncode == 128 + number
     assert "before the run began: nothing is kept" in said and "Traceback" not in said
-    wait_until(
-        lambda: not probe.is_running() or probe.status() == psutil.STATUS_ZOMBIE,
-        60,
-        "the probe has ended, were it just being born",
-    )
+    wait_until(lambda: not lives(probe), 60, "the probe has ended, were it just being born")
     assert not (tmp_path / "runs").exists()

@@ -283,8 +283,8 @@ def test_who_was_refused_before_a_try_that_is_not_answered_is_told_why(form):
         driver = Driver(client(server, form=form).build(1, 5))
         driver.tick()
         with (
-            hurried(driver.environment.envs[0].session, deadline_s=2.0),
-            pytest.raises(RemoteTimeout, match=r"2 s \(deadline_s\).*; the try before: 429 too_many: on p"),
+            hurried(driver.environment.envs[0].session, deadline_s=4.0),
+            pytest.raises(RemoteTimeout, match=r"4 s \(deadline_s\).*; the try before: 429 too_many: on p"),
         ):
             driver.tick()
         driver.environment.close()

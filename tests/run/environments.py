@@ -336,9 +336,13 @@ class HangsAtLast(Dozes):
 
 
 class Snoozes(Talker):
-    """Takes half a second for each step."""
+    """Takes so many seconds for each step."""
+
+    def __init__(self, seconds: float = 0.5) -> None:
+        super().__init__()
+        self.seconds = seconds
 
     def step(self, action: Any) -> Any:
         Path("snoozing").touch()
-        time.sleep(0.5)
+        time.sleep(self.seconds)
         return super().step(action)

@@ -417,9 +417,26 @@ def hangs_as_it_begins(flag: str, always: bool) -> Experiment:
     return experiment(Gymnasium(make=f"{ENVIRONMENTS}:HangsAsItBegins", kwargs=kwargs), lanes=1)
 
 
-def snoozes() -> Experiment:
-    """Its actor's polls take seconds."""
-    return experiment(Gymnasium(make=f"{ENVIRONMENTS}:Snoozes"), lanes=1)
+def snoozes(seconds: float = 0.5) -> Experiment:
+    """Its actor's polls take 16 times as many seconds."""
+    return experiment(Gymnasium(make=f"{ENVIRONMENTS}:Snoozes", kwargs={"seconds": seconds}), lanes=1)
+
+
+def snoozes_long() -> Experiment:
+    """Its actor's polls take longer than a run has that a signal is to end."""
+    return snoozes(1.2)
+
+
+def snoozes_by_turns() -> Experiment:
+    """A process that gathers and trains by turns, of which one takes 16 seconds."""
+    return snoozes(1.0).replace(together=("actor", "trainer"))
+
+
+def equals_snooze() -> Experiment:
+    """Two such, with turns of 8 seconds, as many as a sample takes."""
+    made = snoozes(0.5)
+    workers = {name: config.replace(count=2) for name, config in made.workers.items()}
+    return made.replace(workers=workers, together=("actor", "trainer"))
 
 
 def hangs_once(flag: str) -> Experiment:
@@ -486,6 +503,12 @@ def hoards() -> Experiment:
 
 def hangs() -> Experiment:
     return experiment(Gymnasium(make=f"{ENVIRONMENTS}:Hangs"), lanes=1)
+
+
+def two_hang() -> Experiment:
+    """Two actors, the one's environment after the other's, before a sample is full."""
+    made = experiment(Gymnasium(make=f"{ENVIRONMENTS}:HangsAtLast"), lanes=1, sample_steps=1000)
+    return made.replace(workers={**made.workers, "actor": made.workers["actor"].replace(count=2)})
 
 
 def judged(environment: str) -> Experiment:

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -66,7 +66,7 @@ from tidemill.core.errors import CheckpointError, ConfigError
 from tidemill.launchers.inline import InlineLauncher
 from tidemill.metrics.json_lines import read_metrics
 from tidemill.replay.replay import Replay
-from tidemill.run import cuts
+from tidemill.run import cuts, ending
 from tidemill.run.events import read_events
 from tidemill.run.folder import RunFolder
 from tidemill.run.member import Member
@@ -88,6 +88,14 @@ from tidemill.workers.cut_files import (
 )
 
 FILE = Path(__file__)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def patient_end() -> Iterator[None]:
+    """However busy the machine is, all come to rest for a run's last cut."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(ending, "CLOSE_DEADLINE", 60.0)
+        yield
 
 
 class Drifting(gymnasium.Env[Any, Any]):

@@ -536,6 +536,19 @@ def test_inline_what_hangs_is_left_once_a_signal_is_to_end_the_run(start: Callab
     run.nothing_is_left()
 
 
+def test_inline_a_second_one_that_hangs_is_left_sooner(start: Callable[..., Run]) -> None:
+    """Else no time would be left in which what was trained is saved."""
+    run = start("two_hang", launch="inline", code=LEFT.replace("2.0", "6.0"))
+    run.wait_for_file(run.folder / "hanging", "an environment hangs")
+    run.main.send_signal(signal.SIGTERM)
+    status, text = run.ended()
+    assert status == 143 and "Traceback" not in text, text
+    first, second = map(int, re.findall(r"an environment has not come back for (\d+) s: .* it is left", text))
+    assert first >= 6 > second, text
+    ended_well(run.path, "interrupted", "SIGTERM")
+    run.nothing_is_left()
+
+
 def test_inline_steps_that_take_their_time_are_not_left(start: Callable[..., Run]) -> None:
     """A poll takes longer than one of them may."""
     run = start("snoozes", launch="inline", code=LEFT.replace("2.0", "5.0"))  # a stall is not one of them

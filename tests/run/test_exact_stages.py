@@ -4,7 +4,7 @@ whoever was quick, wherever the workers are and wherever the run is cut."""
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ from tidemill import (
 )
 from tidemill.api.control_messages import Episodes, Measured, RoundOver
 from tidemill.core.errors import ConfigError, DatabaseError
+from tidemill.run import ending
 from tidemill.run.events import read_events
 from tidemill.run.rounds import Rounds
 from tidemill.store.parameter_database import PARAMETERS, ParameterDatabase
@@ -47,6 +48,14 @@ def found(folder: Path) -> dict[float, dict[str, float]]:
     after a death they may tell of one again."""
     records = {record["evaluation/version"]: record for record in told(folder)}
     return {version: record for version, record in records.items() if version < UPDATES}
+
+
+@pytest.fixture(autouse=True, scope="module")
+def patient_end() -> Iterator[None]:
+    """However busy the machine is, all come to rest for a run's last cut."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(ending, "CLOSE_DEADLINE", 60.0)
+        yield
 
 
 @pytest.fixture(scope="module")

@@ -137,7 +137,8 @@ class Run:
     def kill_all(self) -> None:
         """For a test that failed: leave nothing to the others."""
         for process in self.processes():
-            process.send_signal(signal.SIGKILL)
+            with suppress(psutil.Error):  # it ends by itself, with the main process
+                process.send_signal(signal.SIGKILL)
         self.main.wait()
 
 

@@ -206,10 +206,12 @@ class WorkerHandle(ABC):
     """A worker handle is what the launcher's entry needs of a worker: `run` for its own
     thread or process, `run_once` to share one thread.
 
+    company: the others that have turns in its thread
     attendants: those of its thread that do at once what it asks for (`attends`); of
         equal trainers that take turns in one thread the others
     """
 
+    company: "Sequence[WorkerHandle]" = ()
     attendants: "Sequence[WorkerHandle]" = ()
 
     @property
@@ -227,6 +229,11 @@ class WorkerHandle(ABC):
     def run_once(self) -> bool:
         """Handle what has arrived on the control link and poll once. False when nothing
         could be done."""
+
+    def called(self) -> bool:
+        """Return whether it was told what it obeys in its next turn: for who has a long
+        one in its thread."""
+        return False
 
     @property
     def attends(self) -> bool:

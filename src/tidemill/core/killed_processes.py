@@ -4,7 +4,9 @@ holds itself."""
 import os
 import signal
 import subprocess
+from collections.abc import Collection
 from contextlib import suppress
+from pathlib import Path
 
 from tidemill.core.errors import DeadlineError
 
@@ -16,6 +18,18 @@ def kill_session(leader: int) -> None:
     started)."""
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(leader, signal.SIGKILL)
+
+
+def living_groups(leaders: Collection[int]) -> set[int]:
+    """Return which of the process groups that these began have a process that has not
+    ended. Of its leader the number is to be kept, by nobody having waited for it."""
+    found = set[int]()
+    for place in Path("/proc").glob("[0-9]*/stat") if leaders else ():
+        with suppress(OSError):  # it has ended, and was waited for
+            state, _, group = place.read_text().rpartition(")")[2].split()[:3]
+            if state not in ("Z", "X"):
+                found.add(int(group))
+    return found.intersection(leaders)
 
 
 def await_end(process: "subprocess.Popen[bytes]", what: str, seconds: float = KILLED) -> None:

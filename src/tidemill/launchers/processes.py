@@ -39,7 +39,7 @@ from tidemill.core.cores import cores
 from tidemill.core.descriptors import allow_descriptors
 from tidemill.core.errors import DeadlineError, RunError, returned
 from tidemill.core.folder_thread import FolderThread, Unanswered
-from tidemill.core.killed_processes import KILLED, await_end, kill_session
+from tidemill.core.killed_processes import KILLED, await_end, kill_session, living_groups
 from tidemill.core.memory import Need, check_memory, size
 from tidemill.core.private_files import private
 from tidemill.core.run_marks import end_marked, end_orphans, new_mark
@@ -96,15 +96,16 @@ class WorkerGroup:
     kills: MemoryKills = field(default_factory=memory_kills)
     cause: str = ""
 
-    def status(self) -> int | None:
+    def status(self, seconds: float = _ENDING_S) -> int | None:
         """Return the status with which the process ended, below 0 that of a signal; None
-        where it still runs. It keeps its number, as a zombie, until `_forget`: else that
-        could be another process's by then, which would be killed in its place."""
+        where it has not within so many seconds. It keeps its number, as a zombie, until
+        `_forget`: else that could be another process's by then, which would be killed in
+        its place."""
         assert self.process is not None
         if self.process.returncode is None:
             poll = select.poll()
             poll.register(self.pidfd, select.POLLIN)
-            if not poll.poll(1000 * _ENDING_S):
+            if not poll.poll(1000 * seconds):
                 return None
             with contextlib.suppress(ChildProcessError):  # who ignores SIGCHLD has no zombies
                 ended = os.waitid(os.P_PIDFD, self.pidfd, os.WEXITED | os.WNOHANG | os.WNOWAIT)
@@ -463,24 +464,24 @@ class ProcessesLauncher(Launcher):
         for link in self._links.values():
             link.close()  # whoever was not told to exit notices this
         deadline = monotonic() + seconds
-        processes = [group.process for group in self._groups if group.process is not None]
-        for process in processes:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(max(deadline - monotonic(), 0.01))
+        left = set[int]()  # those who began the process groups
+        for group in self._groups:
+            if (process := group.process) is None:
                 continue
-            kill_session(process.pid)
-            with contextlib.suppress(subprocess.TimeoutExpired):  # `_forget` tells
-                process.wait(KILLED)
+            if group.status(max(deadline - monotonic(), 0.01)) is None:
+                kill_session(process.pid)
+                group.status(KILLED)  # `_forget` tells
+            if process.returncode is None:  # else its number may be another process's by now
+                left.add(process.pid)
+        # What an environment started, and what that left to itself (a resource tracker,
+        # say), ends by itself, or is ended.
         deadline = monotonic() + _AFTER
-        for process in processes:
-            # What its environment started, and what that left to itself (a resource
-            # tracker, say), ends by itself, or is ended: as long as it lives, nobody else
-            # has the number.
-            while _session_lives(process.pid):
-                if monotonic() > deadline:
-                    kill_session(process.pid)
-                    break
-                sleep(0.005)
+        while left := living_groups(left):
+            if monotonic() > deadline:
+                for leader in left:
+                    kill_session(leader)
+                break
+            sleep(0.005)
         held: list[DeadlineError] = []
         for group in self._groups:
             try:
@@ -519,11 +520,3 @@ def _remove_empty(logs: Sequence[Path], folder: Path) -> None:
             log.unlink()
     with contextlib.suppress(OSError):
         folder.rmdir()  # nobody had anything to say
-
-
-def _session_lives(leader: int) -> bool:
-    try:
-        os.killpg(leader, 0)
-    except (ProcessLookupError, PermissionError):
-        return False
-    return True

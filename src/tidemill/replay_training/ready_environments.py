@@ -155,7 +155,7 @@ class ReadyBatch(GrantedOrder):
             with BatchedRings():  # who is woken finds the whole round done
                 moved = self.receive()
                 moved = self.go_on() or moved
-            if not moved:
+            if not moved or self.called:
                 return
 
     def go_on(self) -> bool:

@@ -91,6 +91,9 @@ class Deaths:
             self.bury(name, cause, hangs=True)
         elif name not in self._held:
             self._held.add(name)
+            if self._launcher.restarts:
+                self._state.report.notify_of(name, f"{name}: {cause}; the run is ending, and ends without it")
+                return
             cure = "with --launch processes it would live again"
             if self._state.members[name].config.owns_environment:
                 cure = (

@@ -50,6 +50,9 @@ class Ending:
         self._remote = any(
             isinstance(config, ActorConfig) and config.environment.bare().remote for config in actors
         )
+        members = dict(experiment.members())
+        turns = [[*members]] if launcher.takes_turns else experiment.processes()
+        self._turns = [names for names in turns if any(members[name].limited for name in names)]
         self._cuts, self._stalls, self._conditions = cuts, stalls, conditions
         state.interrupts.grace += max((config.farewell_s for _, config in experiment.members()), default=0.0)
         self.deadline: float | None = None
@@ -101,8 +104,10 @@ class Ending:
             self._look_who_is_late()
 
     def _extend(self) -> None:
-        """Give trainers that are to finish all of their time again."""
-        self.deadline = awake() + EXIT_DEADLINE
+        """Give trainers that are to finish all of their time again: they hear it once an
+        actor that they take turns with is through its tick."""
+        ticks = (self._state.members[name].tick for names in self._turns for name in names)
+        self.deadline = awake() + EXIT_DEADLINE + max(ticks, default=0.0)
 
     def hurry(self) -> None:
         """Tell trainers where a signal's time is running out. Another thread does it,

@@ -65,6 +65,7 @@ class EqualLives:
         self._equals = {policy: names for policy, names in equals.items() if names}
         self.policies = self._equals.keys()
         """Those that equal trainers train."""
+        self._company = {name: names for names in experiment.processes() for name in names}
         self._told = {policy: Rejoin(0, 0, 0) for policy in self._equals}  # last
         self._asked: dict[str, _Question] = {}
         self._count = 0  # how often anybody was asked
@@ -83,7 +84,9 @@ class EqualLives:
             asked = [name for name in equals if name in staying]
             for name in asked:
                 self._count += 1
-                self._asked[name] = _Question(self._count, awake(), awake() + ANSWER)
+                # who takes turns with an actor hears it once that is through its tick
+                tick = max(self._members[other].tick for other in self._company[name])
+                self._asked[name] = _Question(self._count, awake(), awake() + ANSWER + tick)
                 self._joining.pop(name, None)
                 self._late.discard(name)
                 self._members[name].link.send(pack(Stay(self._count, lost, save or len(asked) == 1)))

@@ -115,6 +115,12 @@ class Member:
         seconds: others hang."""
         return self.saving or awake() - self.heard < seconds
 
+    @property
+    def tick(self) -> float:
+        """Seconds that 99 in 100 of its newest ticks took; 0 where that is not known: of
+        an actor at its beginning, and of all others."""
+        return self.statistics.get("tick_p99", 0.0)
+
     def note_statistics(self, message: WorkerStatistics) -> None:
         """Note its regular statistics: the shares of its time, its rate, and all the
         rest."""

@@ -42,7 +42,7 @@ AT_SHARE = (Evaluation, Population)
 ASK_EVERY = 10.0  # seconds of one silence: to ask for a stack takes a moment
 LOOK = 0.5  # seconds between two looks at the main thread
 CLOSING = 30.0  # seconds that an environment may take to be closed at the end: to encode a video, say
-STEP_LEFT = 10.0  # that a step may take once a signal came 6 s before
+STEP_LEFT = 10.0  # that a step may take once a signal came
 BRIEF = 1.0  # that it has where another one hung, or a signal came long ago
 # who is called by a worker's poll where it is in its environment
 # on whichever host
@@ -250,8 +250,8 @@ class TurnWatch:
         self._thread = threading.get_ident()
         self._since, self._longest = awake(), 0.0
         self._told = False
-        self._call: FrameType | None = None  # into an environment, once a signal came long ago
-        self._called_at = 0.0
+        self._call: FrameType | None = None  # into an environment, once a signal came
+        self._called_at, self._left_one = 0.0, False
         self._over, self._leaving = threading.Event(), threading.Lock()
 
     def __enter__(self) -> "TurnWatch":
@@ -286,7 +286,7 @@ class TurnWatch:
                     left.add(closing)
                     self._leave(seconds, calls)
                 continue
-            if self._interrupts.urgent:
+            if self._interrupts.first:
                 self._leave_step()
             if self._told or silent <= max(LEAST, TIMES * self._longest):
                 continue
@@ -300,15 +300,16 @@ class TurnWatch:
                 )
 
     def _leave_step(self) -> None:
-        """Have the main thread leave an environment's step that lasts too long, where the
-        run's end can do without its worker."""
+        """Have the main thread leave an environment's step that lasts too long after a
+        signal, where the run's end can do without its worker: a second one sooner, so
+        that who saves what was trained has its turn in time."""
         call, worker = call_of_environment(self._thread)
         if call is not self._call:
             self._call, self._called_at = call, awake()
-        seconds = awake() - self._called_at
-        if call is None or seconds < STEP_LEFT or not (self._turns() and self._spares(worker)):
+        seconds, most = awake() - self._called_at, BRIEF if self._left_one else STEP_LEFT
+        if call is None or seconds < most or not (self._turns() and self._spares(worker)):
             return
-        self._called_at = inf  # once
+        self._called_at, self._left_one = inf, True  # once
         self._tell_left(f"has not come back for {seconds:.0f} s", stack_of(self._thread))
 
         def left() -> HangLeft | None:

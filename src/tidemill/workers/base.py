@@ -232,7 +232,8 @@ class Worker(WorkerHandle):
         """See `WorkerHandle.run`."""
         together = (self, *others)
         for worker in together:
-            worker.attendants = [other for other in together if other.attends and other is not worker]
+            worker.company = [other for other in together if other is not worker]
+            worker.attendants = [other for other in worker.company if other.attends]
         idle_since: float | None = None
         rung = True
         while living := [worker for worker in together if not worker.ended]:
@@ -326,10 +327,14 @@ class Worker(WorkerHandle):
         work, again and again. What it is told besides is obeyed after that."""
         if not self._hurry and (now := awake()) - self._asked_at > ASK:
             self._asked_at = now
-            told = self.context.endpoints.link.receive() or []
-            self._inbox += told
-            self._hurry = any(isinstance(unpack_down(data), Hurry) for data in told)
+            self.called()
+            self._hurry = any(isinstance(unpack_down(data), Hurry) for data in self._inbox)
         return self._hurry
+
+    def called(self) -> bool:
+        told = self.context.endpoints.link.receive()
+        self._inbox += told or ()
+        return told is None or bool(self._inbox)
 
     def _obey(self) -> bool:
         """Carry out what the runner says. False when the worker has ended."""

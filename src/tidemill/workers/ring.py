@@ -431,7 +431,7 @@ class EnvRing(ServiceOrder):
                     self._failed(target.number, fault)
                     raise
                 moved = flush(least) or moved
-            if not moved and not flush(1):
+            if (not moved and not flush(1)) or self.called:
                 return
 
     def keep_episodes(self) -> None:

@@ -20,12 +20,15 @@ class ServiceOrder(ABC):
     granted: the trainer grants the steps
     agents: the agents, each with the number of its spec
     ticks: ticks so far
+    called: whether a worker of this thread was told something meanwhile: no other round
+        is begun before its turn
     """
 
     one_target: ClassVar[bool] = False
     granted: ClassVar[bool] = False
     agents: list[tuple[int, Agent]]
     ticks: int = 0
+    called: bool = False
 
     @classmethod
     @abstractmethod
@@ -39,8 +42,8 @@ class ServiceOrder(ABC):
 
     @abstractmethod
     def serve(self, rounds: int) -> None:
-        """Serve so many rounds, fewer when there is nothing left that can be done now.
-        Never waits."""
+        """Serve so many rounds, fewer when there is nothing left that can be done now, or
+        the actor is `called`. Never waits."""
 
     @property
     @abstractmethod

@@ -1,0 +1,79 @@
+"""Environments whose steps take long, and who has turns in their thread: an actor's poll
+has many steps, and is left once anybody there is told something."""
+
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from tests.run.watching import Run, ended_well, wait_until
+from typer.testing import CliRunner
+
+from tidemill.cli.main import app
+from tidemill.run.events import read_events
+
+pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="looks into /proc")
+EARLY = "from tidemill.run import interrupts\ninterrupts.HURRY = 1.0"
+"""A signal's time runs out sooner: until then, inline, a poll goes on."""
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Callable[..., Run]]:
+    runs: list[Run] = []
+
+    def begin(function: str, launch: str, code: str = "") -> Run:
+        runs.append(Run(tmp_path, function, "--layout", "given", launch=launch, code=code))
+        return runs[-1]
+
+    yield begin
+    for run in runs:
+        run.kill_all()
+
+
+@pytest.mark.parametrize("by", ["signal", "stop"])
+def test_a_trainer_finishes_after_one_of_its_actor_s_steps(start: Callable[..., Run], by: str) -> None:
+    """And not after 16, which take longer than it has."""
+    run = start("snoozes_by_turns", "processes")
+    run.wait_for_file(run.folder / "snoozing", "the environment takes its time")
+    if by == "signal":
+        run.main.send_signal(signal.SIGTERM)
+    else:
+        assert CliRunner().invoke(app, ["stop", str(run.path)]).exit_code == 0
+    status, text = run.ended()
+    assert status == (143 if by == "signal" else 0), text
+    ended_well(
+        run.path,
+        "interrupted" if by == "signal" else "completed",
+        "SIGTERM" if by == "signal" else "tidemill stop",
+    )
+    run.nothing_is_left()
+
+
+def test_inline_a_signal_whose_time_runs_out_ends_a_poll(start: Callable[..., Run]) -> None:
+    run = start("snoozes_long", "inline", EARLY)
+    run.wait_for_file(run.folder / "snoozing", "the environment takes its time")
+    run.main.send_signal(signal.SIGTERM)
+    status, text = run.ended()
+    assert status == 143 and "broken off" not in text, text
+    ended_well(run.path, "interrupted", "SIGTERM")
+    run.nothing_is_left()
+
+
+def test_an_equal_trainer_answers_after_one_of_its_actor_s_steps(start: Callable[..., Run]) -> None:
+    """So that it counts as living when the other one has died."""
+    run = start("equals_snooze", "processes")
+    run.wait_for_updates()
+    run.wait_for_worker("actor-1+trainer-1").kill()
+
+    def lives() -> bool:
+        return sum(event.what == "lives" for event in read_events(run.path)) == 2
+
+    wait_until(lives, 60, "those who died live again")
+    run.main.send_signal(signal.SIGTERM)
+    status, text = run.ended()
+    assert status == 143, text
+    events = read_events(run.path)
+    assert {event.worker for event in events if event.what == "died"} == {"actor-1", "trainer-1"}
+    assert not any(event.what == "went back" for event in events)
+    run.nothing_is_left()
