@@ -207,7 +207,7 @@ def started(
             yield run
             if run.main.poll() is None:
                 run.end()
-            until = time.monotonic() + 5.0
+            until = time.monotonic() + PATIENCE
             while (left := run_leaves(run)) and time.monotonic() < until:
                 time.sleep(0.05)
             if left:

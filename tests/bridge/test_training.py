@@ -2,6 +2,7 @@
 
 import json
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -26,11 +27,11 @@ def metrics_of(folder):
 
 
 def alive():
-    return {
-        child.pid
-        for child in psutil.Process().children(recursive=True)
-        if child.status() != psutil.STATUS_ZOMBIE
-    }
+    found = set()
+    for child in psutil.Process().children(recursive=True):
+        with suppress(psutil.NoSuchProcess):  # it has ended meanwhile
+            found |= {child.pid} if child.status() != psutil.STATUS_ZOMBIE else set()
+    return found
 
 
 def test_training_goes_on_while_simulators_die_and_their_statistics_are_metrics(tmp_path):

@@ -5,12 +5,13 @@ import sys
 
 LEFT = """
 import multiprocessing, sys, threading, time
-
+begun = threading.Event()
 def nap():
-    time.sleep(1000)
+    begun.set(); time.sleep(1000)
 
 def app():
     threading.Thread(target=nap, name="arm").start()
+    begun.wait(60)
     child = multiprocessing.get_context("fork").Process(target=nap)
     child.start()
     print(child.pid)

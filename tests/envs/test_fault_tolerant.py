@@ -279,6 +279,7 @@ def hung(**settings: Any) -> tuple[Environment, Login]:
         slot.recv([tick])
         reset = False
     assert tick.voided[0] and slot.faults
+    wait_until(lambda: HANGING.count)  # who makes it anew has left it to its thread
     return slot, Login.open[0]
 
 

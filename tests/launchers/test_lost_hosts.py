@@ -339,12 +339,14 @@ def test_an_exact_run_that_loses_a_host_or_a_worker_there_is_the_one_that_lost_n
     dies: str, alone: tuple[Experiment, Any], tmp_path: Path
 ) -> None:
     (made, learnt), run, killed = alone, tmp_path / "run", list[float]()
+    dying: list[psutil.Process] = []  # looked for in time: the run waits for nobody here
 
     def on_update(metrics: dict[str, float], control: RunControl) -> None:
-        if not killed and metrics["update"] >= 20:
+        if not dying:
             agent = agents_of(psutil.Process().children())["b"]
-            died = worker_of(agent) if dies == "worker" else agent
-            died.terminate() if dies == "leaving host" else died.kill()
+            dying.append(worker_of(agent) if dies == "worker" else agent)
+        if not killed and metrics["update"] >= 20:
+            dying[0].terminate() if dies == "leaving host" else dying[0].kill()
             killed.append(metrics["update"])
 
     result = train(made, launch=ThreeHosts, layout="given", run_dir=run, quiet=True, on_update=on_update)

@@ -248,20 +248,18 @@ def test_a_csv_file_that_is_behind_has_each_record_once(tmp_path: Path) -> None:
 def test_a_sink_that_never_comes_back_from_being_made_is_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    class Made(Noting):
-        """From then on others have little time for that."""
-
-        def __init__(self, run: LoggedRun) -> None:
-            super().__init__(run)
-            monkeypatch.setattr(spool, "MAKING", 0.01)
-
     class Unmade(Noting):
         def __init__(self, run: LoggedRun) -> None:
             assert Hanging.back.wait(PATIENCE)
             super().__init__(run)
 
+    def sinks() -> Iterator[type[MetricSink]]:
+        yield Noting
+        monkeypatch.setattr(spool, "MAKING", 0.01)  # from then on others have little time for that
+        yield Unmade
+
     with pytest.raises(RunError, match=r"--log Unmade: making it has taken 0\.01 s and is not over"):
-        MetricsWriter(LoggedRun(tmp_path), [Made, Unmade])
+        MetricsWriter(LoggedRun(tmp_path), sinks())  # type: ignore[arg-type]
     assert Noting.calls == ["made", "close"]
     Hanging.back.set()
     until(lambda: Noting.calls[2:] == ["made", "close"])

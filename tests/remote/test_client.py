@@ -712,7 +712,7 @@ def test_who_waits_for_a_session_spends_no_retries_of_others():
         first.envs[0].reset(seed=0)
         left = host.budget._left
         with (
-            hurried(second.envs[0].session, deadline_s=2.0),
+            hurried(second.envs[0].session, deadline_s=6.0),
             pytest.raises(RemoteTimeout, match="fewer at a time, or start the server with a higher limit"),
         ):
             second.envs[0].reset(seed=0)

@@ -60,7 +60,7 @@ def test_a_limit_that_the_server_does_not_tell_is_found(monkeypatch):
         """Who gets no session waits until its deadline."""
         patient, host.settings = (
             host.settings,
-            dataclasses.replace(host.settings, deadline_s=3.0 if count > 3 else 120.0),
+            dataclasses.replace(host.settings, deadline_s=8.0 if count > 3 else 120.0),
         )
         try:
             return rate(host, count, seconds)

@@ -428,14 +428,18 @@ def snoozes_long() -> Experiment:
 
 
 def snoozes_by_turns() -> Experiment:
-    """A process that gathers and trains by turns, of which one takes 16 seconds."""
-    return snoozes(1.0).replace(together=("actor", "trainer"))
+    """A process that gathers and trains by turns, of which one takes 256 seconds."""
+    made = snoozes(1.0)
+    actor = made.workers["actor"].replace(ring=16)
+    return made.replace(workers={**made.workers, "actor": actor}, together=("actor", "trainer"))
 
 
 def equals_snooze() -> Experiment:
-    """Two such, with turns of 8 seconds, as many as a sample takes."""
-    made = snoozes(0.5)
+    """Two such, with turns of 16 seconds, in which they gather four samples."""
+    made = snoozes(1.0)
     workers = {name: config.replace(count=2) for name, config in made.workers.items()}
+    (spec,) = made.workers["actor"].agents
+    workers["actor"] = workers["actor"].replace(slots=4, agents=(spec.replace(sample_steps=4),))
     return made.replace(workers=workers, together=("actor", "trainer"))
 
 

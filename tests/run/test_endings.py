@@ -143,7 +143,10 @@ def test_what_a_simulator_needs_by_name_goes_with_a_run_that_it_does_not_let_end
     def on_update(metrics: dict[str, float], control: RunControl) -> None:
         if not stopped:
             for child in psutil.Process().children(recursive=True):
-                if "--memory-path" in (words := child.cmdline()):
+                words = list[str]()
+                with suppress(psutil.Error):  # of tests before, it has ended meanwhile
+                    words = child.cmdline()
+                if "--memory-path" in words:
                     stopped.append(child)
                     folders.append(Path(words[words.index("--memory-path") + 1]).parent)
                     assert folders[-1].exists()

@@ -515,14 +515,14 @@ def test_a_change_that_a_checkpoint_knows_is_not_taken_again(tmp_path: Path) -> 
     bench = Bench(folder=tmp_path)
     bench.link.send(pack(first))
     bench.worker.run_once()
-    assert bench.worker.learner._accept({"amount": 1.5}) is not None
+    assert bench.worker.learner.settings.accept({"amount": 1.5}) is not None
     bench.worker.exit()
     for told, amount in (([first], 1.5), ([first, second], 7.0)):
         again = Bench(folder=tmp_path, resume="update-0")
         for message in told:
             again.link.send(pack(message))
         again.worker.run_once()
-        assert again.worker.learner._now() == Adding(amount=amount)
+        assert again.worker.learner.settings.now() == Adding(amount=amount)
 
 
 # ---- going on from another policy ------------------------------------------------------

@@ -116,7 +116,8 @@ class Exit(msgspec.Struct, frozen=True, tag=True):
 class Hurry(msgspec.Struct, frozen=True, tag=True):
     """The message tells a trainer that the run is about to be broken off: an update that
     is under way ends with the steps that it has done, so that none before it is lost;
-    equal trainers undo it."""
+    equal trainers undo it. An actor, where all take turns in one thread, ends its turns
+    sooner from then on."""
 
 
 class Save(msgspec.Struct, frozen=True, tag=True):

@@ -206,7 +206,8 @@ class WorkerHandle(ABC):
     """A worker handle is what the launcher's entry needs of a worker: `run` for its own
     thread or process, `run_once` to share one thread.
 
-    company: the others that have turns in its thread
+    company: the others that have turns in its thread, whom it lets have them sooner where
+        they are `called`; inline none, as turns depend on no clock there
     attendants: those of its thread that do at once what it asks for (`attends`); of
         equal trainers that take turns in one thread the others
     """
@@ -231,8 +232,8 @@ class WorkerHandle(ABC):
         could be done."""
 
     def called(self) -> bool:
-        """Return whether it was told what it obeys in its next turn: for who has a long
-        one in its thread."""
+        """Return whether it is to have its next turn soon, as it was told something, say:
+        for who has a long one in its thread."""
         return False
 
     @property

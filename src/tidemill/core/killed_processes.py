@@ -26,8 +26,8 @@ def living_groups(leaders: Collection[int]) -> set[int]:
     found = set[int]()
     for place in Path("/proc").glob("[0-9]*/stat") if leaders else ():
         with suppress(OSError):  # it has ended, and was waited for
-            state, _, group = place.read_text().rpartition(")")[2].split()[:3]
-            if state not in ("Z", "X"):
+            state, _, group = place.read_bytes().rpartition(b")")[2].split()[:3]
+            if state not in (b"Z", b"X"):
                 found.add(int(group))
     return found.intersection(leaders)
 

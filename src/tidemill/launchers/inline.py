@@ -45,7 +45,6 @@ class InlineLauncher(Launcher):
                 if port.role == "sum"
                 for each in experiment.holders(port.stream, "sum")
             ]
-            self._workers[name].company = [self._workers[each] for each in names if each != name]
             self._workers[name].attendants = [self._workers[each] for each in equals if each != name]
         return links
 

@@ -116,6 +116,11 @@ class ReplayTrainerWorker(Worker):
         if trained:
             self._save_when_due(inf)
 
+    def called(self) -> bool:
+        # to end, or to go on after a death, takes several turns
+        due = self._reason is not None or self.learner.equal_trainers.lost
+        return super().called() or (due and not self.ended)
+
     def exit(self, reason: str = "") -> None:
         """See `Worker.exit`. What is in flight may still come, and what is owed is
         trained."""
@@ -283,7 +288,7 @@ class ReplayTrainerWorker(Worker):
             )
         began = awake()
         left = self.clock.enter("train")
-        learner.follow_schedules()
+        learner.settings.follow(learner.algorithm)
         if self._journal is not None:
             self._journal.task(learner.limits.progress())
         skipped = learner.counters.skipped

@@ -92,7 +92,7 @@ class Deaths:
         elif name not in self._held:
             self._held.add(name)
             if self._launcher.restarts:
-                self._state.report.notify_of(name, f"{name}: {cause}; the run is ending, and ends without it")
+                self._state.report.notify_of(name, f"{name}: {cause}; the run ends, which ends it by force")
                 return
             cure = "with --launch processes it would live again"
             if self._state.members[name].config.owns_environment:

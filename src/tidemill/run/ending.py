@@ -104,18 +104,20 @@ class Ending:
             self._look_who_is_late()
 
     def _extend(self) -> None:
-        """Give trainers that are to finish all of their time again: they hear it once an
-        actor that they take turns with is through its tick."""
-        ticks = (self._state.members[name].tick for names in self._turns for name in names)
+        """Give trainers that are to finish all of their time again: they hear it once
+        actors that they take turns with are through their ticks."""
+        ticks = (sum(self._state.members[name].tick for name in names) for names in self._turns)
         self.deadline = awake() + EXIT_DEADLINE + max(ticks, default=0.0)
 
     def hurry(self) -> None:
         """Tell trainers where a signal's time is running out. Another thread does it,
-        too, where they take turns in this one."""
+        too, where they take turns in this one; there all others are told, but in exact
+        runs, whose bits depend on how long turns are."""
         if self._state.interrupts.urgent and not self._hurried:
             self._hurried = True
+            everybody = self._launcher.takes_turns and not self._exact
             for member in self._state.members.values():
-                if member.config.limited and member.state not in ENDED:
+                if (everybody or member.config.limited) and member.state not in ENDED:
                     member.send(Hurry())
 
     def _look_who_is_late(self) -> None:

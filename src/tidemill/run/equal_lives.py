@@ -84,9 +84,9 @@ class EqualLives:
             asked = [name for name in equals if name in staying]
             for name in asked:
                 self._count += 1
-                # who takes turns with an actor hears it once that is through its tick
-                tick = max(self._members[other].tick for other in self._company[name])
-                self._asked[name] = _Question(self._count, awake(), awake() + ANSWER + tick)
+                # who takes turns with actors hears it once these are through their ticks
+                ticks = sum(self._members[other].tick for other in self._company[name])
+                self._asked[name] = _Question(self._count, awake(), awake() + ANSWER + ticks)
                 self._joining.pop(name, None)
                 self._late.discard(name)
                 self._members[name].link.send(pack(Stay(self._count, lost, save or len(asked) == 1)))

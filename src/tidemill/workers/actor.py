@@ -40,7 +40,7 @@ from tidemill.workers.actor_context import ActorContext
 from tidemill.workers.actor_environments import EnvironmentsAgain, build_environment
 from tidemill.workers.actor_limits import check_lanes, check_most_lanes, check_rows
 from tidemill.workers.agent import Episode
-from tidemill.workers.agent_spec import INLINE, AgentSpec, PlayerSpec, in_lockstep, match_agents
+from tidemill.workers.agent_spec import INLINE, AgentSpec, PlayerSpec, match_agents
 from tidemill.workers.base import HEARTBEAT, PollResult, Worker
 from tidemill.workers.cut_files import has_cut, has_part, own_part
 from tidemill.workers.evaluation import judge_of
@@ -109,7 +109,6 @@ class ActorWorker(Worker):
             )
         self._faults = StepFaults(context, config, self.clock, self._tell)
         self._finishing = False  # it begins no sample any more, and pauses then
-        self._leaves = True  # a poll, where it is long, once anybody of its thread is called
 
     def _configure(self, facts: Facts) -> Facts:
         config, context = self._config, self.context
@@ -156,10 +155,6 @@ class ActorWorker(Worker):
             assert isinstance(self.order, EnvRing)  # where steps are granted, trainers keep what is open
             self._ring = self.order
             self._ring.keep_episodes()  # from the first stage on
-            # with lag, where all take turns, bits depend on how many rounds a poll has
-            groups_of_actors = context.experiment.groups(ActorConfig).values()
-            specs = [spec for actors in groups_of_actors for spec in actors.agents if spec.streams]
-            self._leaves = all(in_lockstep(context.experiment, spec) for spec in specs)
         self._faults.watch(self.order, self._environments, groups, self._ring is not None)
         self._stages.begin()
         self._go_on_from_cut()
@@ -386,7 +381,7 @@ class ActorWorker(Worker):
         if (since := self.clock.since) - self._beat_at > HEARTBEAT:
             self._beat_at = since
             self._beat()
-            self.order.called = self._leaves and any(each.called() for each in (self, *self.company))
+            self.order.called = self._hurry or any(each.called() for each in (self, *self.company))
 
     def _report_episodes(self) -> None:
         by_spec = dict[int, list[Episode]]()

@@ -339,11 +339,11 @@ class Worker(WorkerHandle):
     def _obey(self) -> bool:
         """Carry out what the runner says. False when the worker has ended."""
         messages = self.context.endpoints.link.receive()
-        if messages is None:  # the runner is gone: nobody to report to
+        if messages is None and not self._inbox:  # the runner is gone: nobody to report to
             self.state = State.COMPLETED
             self._close()
             return False
-        messages, self._inbox = self._inbox + messages, []
+        messages, self._inbox = self._inbox + (messages or []), []
         for data in messages:
             match unpack_down(data):
                 case Configure(facts=facts):

@@ -4,7 +4,6 @@ is counted, published, kept and reported of it.
 Both trainers hold one: `workers.trainer`, and the one of a replay memory.
 """
 
-from collections import deque
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from itertools import islice
@@ -13,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from tidemill.api.algorithm import Algorithm, AlgorithmConfig, DataParallel, UpdateFault
+from tidemill.api.algorithm import Algorithm, DataParallel, UpdateFault
 from tidemill.api.buffer import BufferedSample, Demand
 from tidemill.api.control_messages import (
     Adopt,
@@ -58,6 +57,7 @@ from tidemill.store.database_watch import DatabaseWatch
 from tidemill.store.parameter_database import PARAMETERS, ParameterDatabase
 from tidemill.streams.parameters import ParameterPublisher
 from tidemill.streams.samples import ChannelSampleConsumer
+from tidemill.workers.algorithm_settings import AlgorithmSettings
 from tidemill.workers.base import PollResult
 from tidemill.workers.checkpoint_writer import CheckpointWriter, Contents
 from tidemill.workers.cut_files import by_other_code
@@ -68,7 +68,7 @@ from tidemill.workers.row_schema import misfit_of_rows
 from tidemill.workers.trainer_config import COUNTED, TrainerConfig
 from tidemill.workers.trainer_counters import Counters, TrainingLimits
 from tidemill.workers.update_faults import IN_A_ROW, UpdateFaults, infinities, not_finite
-from tidemill.workers.version_metadata import STAGE, TrainingReturns, field_of, settings_of, with_settings
+from tidemill.workers.version_metadata import STAGE, TrainingReturns, field_of, settings_of
 from tidemill.workers.version_writer import LAST_PUSH, VersionWriter
 
 AGAIN = 5.0  # seconds until a version that is waited for is pushed again, where it was not kept
@@ -90,7 +90,7 @@ class Learner:
     first_version: the version of no updates
     joins: how it joins equal trainers, and what is the version of no updates since then
     hurried: the function that says whether the run is about to be broken off
-    changes: settings of the algorithm that equal trainers are still to agree on
+    settings: what the algorithm is set to
     """
 
     policy: Policy
@@ -119,6 +119,8 @@ class Learner:
         self._hurried, self._cut_short = hurried, False  # the algorithm was told so in its update
         self.counters = Counters()
         self.limits = TrainingLimits(self.counters, context.experiment.limits)
+        policy, group = context.experiment.policies[config.policy], context.name.rpartition("-")[0]
+        self.settings = AlgorithmSettings(config, policy, group, self.limits, self._notice_once)
         self.returns = TrainingReturns()
         self.equal_trainers = EqualTrainers(clock)
         instead = "Updates that are left out are counted, and not recorded"
@@ -135,13 +137,10 @@ class Learner:
         self._spoilt = False  # a checkpoint was refused, since what it was to hold is not finite
         self._publisher: ParameterPublisher | None = None
         self._versions: VersionWriter | None = None
-        self.changes = deque[AlgorithmConfig]()
         self._awaited = context.experiment.awaited(config.policy)
         self._watch = DatabaseWatch(Path(context.folder or "") / PARAMETERS)
         self._heard = -1  # after how many updates all that is awaited was there
         self._again = 0.0  # when a version that is not in the database is pushed once more
-        # settings of the algorithm, where they were changed, `changes` included
-        self._changed: dict[str, float | None] = {}
 
     # ---- making it ---------------------------------------------------------------------
 
@@ -268,10 +267,9 @@ class Learner:
         numbers."""
         name, adopted = self._context.name, self.counters.adopted
         path = (name, adopted) if adopted else (name,)
-        config = with_settings(self._config.algorithm, self._changed)
-        self._scheduled = config
+        config = self.settings.build_by()
         built = config.build(self.policy, derive_seed(self._context.experiment.seed, *path))
-        self._follow(returned(built, Algorithm, config.build))
+        self.settings.follow(returned(built, Algorithm, config.build))
         built.hurried = self._asks
         return built
 
@@ -280,29 +278,13 @@ class Learner:
         self._cut_short = not self.equal_trainers.others and self._hurried()
         return self._cut_short
 
-    def _accept(self, settings: Mapping[str, float | None]) -> AlgorithmConfig | None:
-        """Return what the algorithm is to be set to with these settings, which
-        checkpoints keep from now on. None, and a notice, where they do not go with those
-        that were changed before: nothing is changed then."""
-        changed = {**self._changed, **settings}
-        try:
-            config = with_settings(self._config.algorithm, changed)
-            config.check_policy(self._context.experiment.policies[self._config.policy])
-        except ConfigError as error:
-            if self.equal_trainers.first:
-                asked = ", ".join(f"{name} = {value}" for name, value in settings.items())
-                self.notice(f"{asked} is not taken, since settings were changed before: {error}")
-            return None
-        self._changed = changed
-        return config
-
     def _restore(self, found: FoundCheckpoint) -> None:
         for name in vars(self.counters):
             kept = found.facts.get(name, 0)  # older checkpoints lack the newer ones
             if isinstance(kept, bool) or not isinstance(kept, (int, float)) or not isfinite(kept):
                 raise CheckpointError(f"checkpoint {found.path} says {name} = {kept!r}, which is no count")
             setattr(self.counters, name, kept)
-        self._changed = found.facts.get("settings", {})
+        self.settings.changed = found.facts.get("settings", {})
         with placeholder_weights():
             self.algorithm = self._build_algorithm()
         with by_other_code(f"the weights of checkpoint {found.path}"):
@@ -318,18 +300,6 @@ class Learner:
         self.checkpoints.newest = self.checkpoints.now
 
     # ---- training ----------------------------------------------------------------------
-
-    def follow_schedules(self) -> None:
-        """Set the algorithm's schedules to what they are now."""
-        self._follow(self.algorithm)
-
-    def _follow(self, algorithm: Algorithm) -> None:
-        if self._scheduled.schedules:
-            algorithm.config = self._now()
-
-    def _now(self) -> AlgorithmConfig:
-        """Return the algorithm's settings as they are now."""
-        return self._scheduled.at(self.counters.steps, self.limits.progress())
 
     def update(self, batch: Sequence[BufferedSample]) -> Generator[PollResult, None, dict[str, float]]:
         """Do an update, all equal trainers together, and return its metrics.
@@ -371,11 +341,12 @@ class Learner:
             "seats_per_lane": self.samples.seats_per_lane,
             "senders": [self._senders[held.sample.channel] for held in batch],
         }
-        facts["settings"] = encode(self._now())
+        facts["settings"] = encode(self.settings.now())
         text = self._faults.note(fault, self.counters.updates, self.policy, self.algorithm, facts)
         if text and (fault.minibatch or self.equal_trainers.first):
             left_out = sum(held.trained for held in batch) // self.samples.seats_per_lane
-            self.notice(f"{text}; {self._cure()}" if self._cure() else text, left_out)
+            cure = self.settings.cure()
+            self.notice(f"{text}; {cure}" if cure else text, left_out)
 
     def _look_further(self, metrics: Mapping[str, float], began: float) -> None:
         """Raise `UpdateFault` where the weights are not finite after an update that was
@@ -415,15 +386,6 @@ class Learner:
             or (versions is not None and versions.due(number_of(self.version + 1)))
         )
 
-    def _cure(self) -> str:
-        now = self._now()
-        rate, usual = (getattr(each, "learning_rate", None) for each in (now, type(now)))
-        if not rate:
-            return ""
-        tried = min(rate / 3, usual) if isinstance(usual, float) and usual > 0 else rate / 3
-        group = self._context.name.rpartition("-")[0]
-        return f"try --set workers.{group}.algorithm.learning_rate={tried:.2g}"
-
     def _go_back(self, fault: UpdateFault) -> Generator[PollResult, None, None]:
         """Go on with the weights and the learner of a checkpoint: of the newest one, or
         where that did not help, the one before it, and so on. Updates, steps and versions
@@ -447,7 +409,8 @@ class Learner:
             if not self.goes_back:
                 to = "an exact run, or one with a journal, does not go back to a checkpoint"
             # `resume` takes no settings, but reads them from there
-            cure = f"; {self._cure()}, or that in config.json before a resume" if self._cure() else ""
+            cure = self.settings.cure()
+            cure = f"; {cure}, or that in config.json before a resume" if cure else ""
             if often and cure and self._config.fault_rate_factor is None:
                 group = self._context.name.rpartition("-")[0]
                 cure += f", or have each return make it smaller: --set workers.{group}.fault_rate_factor=0.5"
@@ -460,16 +423,11 @@ class Learner:
         self._returns, self.went_back = returns + 1, True
         left_out = self._faults.left_out
         self._faults.went_back(self.counters.updates)
-        rates = self._config.smaller_rates(self._now())
-        if rates and (config := self._accept(rates)) is not None:
-            self._scheduled = config
-            self.algorithm.config = self._now()
-        told = "".join(f", with {name} = {rate:g}" for name, rate in rates.items())
-        if self.equal_trainers.first:
-            self.notice(
-                f"{left_out}: training goes on with the weights of checkpoint {found.path.name}{told}",
-                max(self.counters.steps - int(found.facts["steps"]), 0),
-            )
+        told = self.settings.make_smaller(self.algorithm)
+        self._notice_once(
+            f"{left_out}: training goes on with the weights of checkpoint {found.path.name}{told}",
+            max(self.counters.steps - int(found.facts["steps"]), 0),
+        )
 
     def finish_update(self) -> None:
         """Count an update: the policy is a version further."""
@@ -499,7 +457,7 @@ class Learner:
             behind = 0
         rows = sum(held.trained for held in batch)
         return {
-            **{name: float(getattr(self.algorithm.config, name)) for name in self._scheduled.schedules},
+            **self.settings.of_schedules(self.algorithm),
             **metrics,
             "lag/mean": behind / max(rows, 1),
             "lag/max": float(max((held.lag(version) for held in batch), default=0)),
@@ -521,7 +479,7 @@ class Learner:
             )
         except VersionGone:
             return False
-        self._accept(message.settings)
+        self.settings.accept(message.settings)
         self.counters.updates += 1
         self.counters.adopted = self.counters.updates
         self.algorithm = self._build_algorithm()
@@ -566,27 +524,12 @@ class Learner:
         return False
 
     def change(self, message: ChangeSettings) -> None:
-        """Take other settings of the algorithm, which checkpoints keep from now on; not
-        those that the checkpoint it goes on from knows: other ones may have come after. A
+        """Take other settings of the algorithm, which checkpoints keep from now on. A
         trainer without equals goes on with them at once."""
-        if message.number <= self.counters.changes:
-            return
-        self.counters.changes = message.number
-        if (config := self._accept(message.settings)) is not None:
-            self.changes.append(config)
+        if self.settings.hear(message):
             self.checkpoints.newest = -1, -1, -1  # the checkpoint of now, if there is one, does not know them
             if not self.equal_trainers.others:
-                self.apply_change()
-
-    def apply_change(self) -> None:
-        """Go on with the first of `changes`."""
-        self._scheduled = self.changes.popleft()
-        self.algorithm.config = self._now()
-
-    def apply_changes(self) -> None:
-        """Go on with all of `changes`: all equal trainers were told the same."""
-        while self.changes:
-            self.apply_change()
+                self.settings.apply_next(self.algorithm)
 
     # ---- deaths of equal trainers ------------------------------------------------------
 
@@ -617,7 +560,7 @@ class Learner:
         moved = message.first - self.joins.first
         self.joins = Rejoin(message.number, message.first, self.joins.least)
         self.equal_trainers.rejoin(message.number)
-        self.apply_changes()
+        self.settings.apply_all(self.algorithm)
         if moved:  # some of the dead may have published versions that nobody has
             self.policy.version = self.version
             self.publish()
@@ -646,6 +589,11 @@ class Learner:
     def notice(self, text: str, steps: int = 0) -> None:
         """Report a text for the user, of what has cost so many env `steps`."""
         self._report(Notice(text, steps))
+
+    def _notice_once(self, text: str, steps: int = 0) -> None:
+        """Report what all equal trainers know, which the first one says."""
+        if self.equal_trainers.first:
+            self.notice(text, steps)
 
     def save_finite(self) -> None:
         """Write the checkpoint of a run that is about to fail since its updates are not
@@ -698,7 +646,7 @@ class Learner:
             COMPUTED_BY: self.policy.computed_by,
             "experiment": self._context.experiment.name,
             "spaces": plain_spaces(self.spaces),  # so that the policy can be built without its environment
-            "settings": self._changed,
+            "settings": self.settings.changed,
             "returns": self.returns.values(),
             **extras.facts,
         }
@@ -737,7 +685,7 @@ class Learner:
             "env_steps": counters.steps,
             "seconds": counters.seconds,
             "adopted": counters.adopted,
-            **{field_of(name): value for name, value in settings_of(self._now()).items()},
+            **{field_of(name): value for name, value in settings_of(self.settings.now()).items()},
         }
         if self._context.experiment.curriculum:
             known[STAGE] = counters.stage + 1

@@ -424,6 +424,8 @@ class EnvRing(ServiceOrder):
                             self.ticks += 1
                             moved = True
                             refresh.after_tick()
+                            if self.called and not self._strict:
+                                return
                         elif self._strict:  # it is away, as it turns out now
                             self._at = target.number
                             return
@@ -431,7 +433,7 @@ class EnvRing(ServiceOrder):
                     self._failed(target.number, fault)
                     raise
                 moved = flush(least) or moved
-            if (not moved and not flush(1)) or self.called:
+            if self.called or not (moved or flush(1)):
                 return
 
     def keep_episodes(self) -> None:

@@ -20,8 +20,7 @@ class ServiceOrder(ABC):
     granted: the trainer grants the steps
     agents: the agents, each with the number of its spec
     ticks: ticks so far
-    called: whether a worker of this thread was told something meanwhile: no other round
-        is begun before its turn
+    called: whether a worker of this thread is to have its turn soon
     """
 
     one_target: ClassVar[bool] = False

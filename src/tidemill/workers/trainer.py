@@ -130,7 +130,7 @@ class TrainerWorker(Worker):
 
     def start(self) -> None:
         if self.state is State.READY:
-            self.learner.apply_changes()  # what all were told before this life
+            self.learner.settings.apply_all(self.learner.algorithm)  # what all were told before this life
         self.learner.start()
         if self._held_at is not None:
             self._held_at = awake()  # nobody has waited for a cut in a pause
@@ -143,6 +143,11 @@ class TrainerWorker(Worker):
         super().pause()
         if trained and self.learner.save_due(inf):
             self._save_when_due()
+
+    def called(self) -> bool:
+        # to end, or to go on after a death, takes several turns
+        due = self._reason is not None or self.learner.equal_trainers.lost
+        return super().called() or (due and not self.ended)
 
     def exit(self, reason: str = "") -> None:
         """See `Worker.exit`. Equal trainers end together, before the next update that one
@@ -232,14 +237,14 @@ class TrainerWorker(Worker):
             batch, self._meets = taken or (), True
             agreed = yield from learner.equal_trainers.agree(
                 self._reason is not None,
-                not learner.changes,
+                not learner.settings.changes,
                 batch,
                 self._buffer.counts,
                 waiting=taken is None,
                 cut=self.cut if self._to_rest else 0,
             )
             if not agreed.unchanged:  # all have been told, and all of the same first
-                learner.apply_change()
+                learner.settings.apply_next(learner.algorithm)
             if agreed.ending:
                 if not self._holds:  # see `_count`
                     counters.add(agreed)
@@ -257,7 +262,7 @@ class TrainerWorker(Worker):
                 self._tell_round()
                 yield PollResult(0, 1)
                 continue
-            learner.follow_schedules()
+            learner.settings.follow(learner.algorithm)
             left = self.clock.enter("train")
             try:
                 metrics = yield from learner.update(batch)

@@ -103,9 +103,9 @@ def _thinks(watcher: Watcher, pause: float) -> None:
     play, found = watcher.play, watcher.found
     before = play.snapshot()
     time.sleep(0.1)
-    begun, running = time.monotonic(), _running(play)
+    running = _running(play)
     time.sleep(pause)
-    took, ran = time.monotonic() - begun, _running(play)
+    ran = _running(play)
     if before == (after := play.snapshot()):
         found.good("turns", f"nothing changed within {pause:.1f} s")
     else:
@@ -114,7 +114,7 @@ def _thinks(watcher: Watcher, pause: float) -> None:
             len(before),
         )
         found.bad("turns", f"byte {place} of the memory changed while it was the trainer's turn")
-    shares = [ran[task].share(was, took) for task, was in running.items() if task in ran]
+    shares = [ran[task].share(was) for task, was in running.items() if task in ran]
     if shares:
         (found.bad if max(shares) > 0.5 else found.good)(
             "sleep", f"it ran for {max(shares):.0%} of the {pause:.1f} s that the trainer thought"
@@ -126,22 +126,23 @@ def _thinks(watcher: Watcher, pause: float) -> None:
 
 @dataclass(frozen=True)
 class _Ran:
-    """A thread: seconds that it ran and that it waited for a core, how often it went to
-    sleep, and whether it is runnable."""
+    """A thread at a second of the clock: seconds that it ran and that it waited for a
+    core, how often it went to sleep, and whether it is runnable."""
 
+    at: float
     run: float
     wait: float
     sleeps: int
     runnable: bool
 
-    def share(self, was: "_Ran", seconds: float) -> float:
-        """Return the share of its time that it ran, of `seconds` since it was so, but for
-        those in which it waited for a core."""
+    def share(self, was: "_Ran") -> float:
+        """Return the share of its time since it was so that it ran, but for the seconds
+        in which it waited for a core."""
         if was.runnable and self.runnable and was.sleeps == self.sleeps:
             # it never slept; what it waits now is not counted yet, so that the quotient
             # would say less. One that had hardly a turn says nothing
             return float(self.run - was.run > _A_TURN)
-        return (self.run - was.run) / max(seconds - (self.wait - was.wait), 1e-3)
+        return (self.run - was.run) / max(self.at - was.at - (self.wait - was.wait), 1e-3)
 
 
 def _running(play: SimulatorPlay) -> dict[str, _Ran]:
@@ -152,6 +153,7 @@ def _running(play: SimulatorPlay) -> dict[str, _Ran]:
         process = psutil.Process(play.process.pid)
         for number in [process.pid, *(child.pid for child in process.children(recursive=True))]:
             for task in Path(f"/proc/{number}/task").iterdir():
+                at = time.monotonic()
                 run, wait, _ = (task / "schedstat").read_text().split()
                 status = dict(
                     line.split(":\t", 1)
@@ -159,6 +161,7 @@ def _running(play: SimulatorPlay) -> dict[str, _Ran]:
                     if ":\t" in line
                 )
                 found[task.name] = _Ran(
+                    at,
                     int(run) / 1e9,
                     int(wait) / 1e9,
                     int(status["voluntary_ctxt_switches"]),
