@@ -23,6 +23,7 @@ def test_one_that_does_not_end_is_named_with_who_holds_it() -> None:
     assert process.returncode == -9
 
 
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="looks into /proc")
 def test_groups_live_as_long_as_one_that_they_began_does() -> None:
     """Whatever that is called; zombies count for none."""
     name = r"import ctypes; ctypes.CDLL(None).prctl(15, b'\xff)\xfe', 0, 0, 0)"

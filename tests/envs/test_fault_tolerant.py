@@ -261,6 +261,7 @@ class Login(Hanging):
 def hung(**settings: Any) -> tuple[Environment, Login]:
     """A slot whose step was lost since it hangs, and what hangs."""
     Login.open.clear()
+    before = HANGING.count
     slot = Slots(
         environment=Gymnasium(make="tests.envs.test_fault_tolerant:Login", threads=1),
         deadline_s=60.0,
@@ -279,7 +280,7 @@ def hung(**settings: Any) -> tuple[Environment, Login]:
         slot.recv([tick])
         reset = False
     assert tick.voided[0] and slot.faults
-    wait_until(lambda: HANGING.count)  # who makes it anew has left it to its thread
+    wait_until(lambda: HANGING.count > before)  # who makes it anew has left it to its thread
     return slot, Login.open[0]
 
 

@@ -381,6 +381,36 @@ def differences(first: Path, second: Path, *places: str, policy: str = "policy")
     return found
 
 
+RINGS = {
+    "three targets, requests joined": experiment(0, 20, ring=3, flush_requests=2, count=2),
+    "answered elsewhere": served(0),
+    "two policies": two_policies(0).replace(limits=Limits(updates=10)),
+    "a population": population(0),
+}
+
+
+@pytest.mark.parametrize("made", RINGS.values(), ids=RINGS)
+def test_in_lockstep_bits_do_not_depend_on_when_an_actor_leaves_its_ring_to_others(
+    made: Experiment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It does, in the midst of it, where steps take long and another worker of its
+    thread has something to do; here after each step."""
+    whole, left = tmp_path / "whole", tmp_path / "left"
+    train(made, launch="threads", run_dir=whole, quiet=True)
+    ticked, calls = ActorWorker._ticked, list[str]()
+
+    def tick_and_leave(actor: ActorWorker, seconds: float, resets: bool) -> None:
+        ticked(actor, seconds, resets)
+        actor.order.called = True
+        calls.append(actor.name)
+
+    monkeypatch.setattr(ActorWorker, "_ticked", tick_and_leave)
+    train(made, launch="threads", run_dir=left, quiet=True)
+    assert calls
+    for policy in made.trained():
+        assert differences(whole, left, policy=policy) == []
+
+
 @pytest.mark.parametrize("settings", INLINE.values(), ids=INLINE)
 def test_inline_runs_of_all_modes_may_be_cut_at_every_update(
     settings: dict[str, Any], tmp_path: Path

@@ -207,7 +207,7 @@ class WorkerHandle(ABC):
     thread or process, `run_once` to share one thread.
 
     company: the others that have turns in its thread, whom it lets have them sooner where
-        they are `called`; inline none, as turns depend on no clock there
+        they are `called`; inline none, where turns depend on no clock
     attendants: those of its thread that do at once what it asks for (`attends`); of
         equal trainers that take turns in one thread the others
     """

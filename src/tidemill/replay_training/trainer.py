@@ -119,7 +119,7 @@ class ReplayTrainerWorker(Worker):
     def called(self) -> bool:
         # to end, or to go on after a death, takes several turns
         due = self._reason is not None or self.learner.equal_trainers.lost
-        return super().called() or (due and not self.ended)
+        return not self.ended and (due or super().called())
 
     def exit(self, reason: str = "") -> None:
         """See `Worker.exit`. What is in flight may still come, and what is owed is

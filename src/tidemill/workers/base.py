@@ -332,6 +332,8 @@ class Worker(WorkerHandle):
         return self._hurry
 
     def called(self) -> bool:
+        if self.ended:
+            return False
         told = self.context.endpoints.link.receive()
         self._inbox += told or ()
         return told is None or bool(self._inbox)

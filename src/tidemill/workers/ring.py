@@ -424,8 +424,6 @@ class EnvRing(ServiceOrder):
                             self.ticks += 1
                             moved = True
                             refresh.after_tick()
-                            if self.called and not self._strict:
-                                return
                         elif self._strict:  # it is away, as it turns out now
                             self._at = target.number
                             return
@@ -433,7 +431,9 @@ class EnvRing(ServiceOrder):
                     self._failed(target.number, fault)
                     raise
                 moved = flush(least) or moved
-            if self.called or not (moved or flush(1)):
+                if self.called:
+                    return  # the next target's turn comes with the next poll
+            if not moved and not flush(1):
                 return
 
     def keep_episodes(self) -> None:
