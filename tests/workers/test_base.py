@@ -15,6 +15,7 @@ from tidemill.api.control_messages import (
     Episodes,
     Exit,
     Facts,
+    Hurry,
     LookAtMemory,
     MemoryGrown,
     Pause,
@@ -314,6 +315,23 @@ def test_the_runner_s_end_is_the_worker_s(life: Life) -> None:
     life.worker.run_once()
     assert life.worker.calls[-1] == "close"
     assert life.worker.state is State.COMPLETED
+
+
+def test_what_it_was_told_in_a_long_turn_is_obeyed_in_its_next_one_and_not_lost(
+    life: Life, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where the runner is gone by then, and however often it was looked at."""
+    monkeypatch.setattr(base, "ASK", -1.0)
+    life.turns(Configure(FACTS), Start())
+    assert not life.worker.called() and not life.worker.hurried()
+    life.tell(Save())
+    assert life.worker.called() and life.worker.called() and not life.worker.hurried()
+    life.tell(Hurry(), Exit("it is time"))
+    assert life.worker.called() and life.worker.hurried()
+    life.link.close()
+    assert life.worker.called() and not life.turns()
+    assert life.worker.calls[-3:] == ["save", "on_exit", "close"]
+    assert life.worker.state is State.COMPLETED and not life.worker.called()
 
 
 def test_reports_go_up_in_order(life: Life) -> None:

@@ -20,6 +20,7 @@ from tidemill.api.control_messages import (
     Exit,
     Facts,
     Hold,
+    Hurry,
     Notice,
     Pause,
     SampleFacts,
@@ -762,6 +763,21 @@ def test_a_trainer_that_ends_or_that_is_not_begun_saves_nothing_in_a_pause(tmp_p
     bench.worker._end("stopped")
     bench.worker.pause()
     assert [path.name for path in checkpoints(written)] == ["update-1"]
+
+
+def test_who_ends_is_to_have_its_turns_soon_and_hears_that_its_time_runs_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Others of its thread ask: to end may take several turns."""
+    monkeypatch.setattr("tidemill.workers.base.ASK", -1.0)
+    bench = Bench()
+    assert not bench.worker.called()
+    bench.worker._end("stopped")
+    assert bench.worker.called() and not bench.worker.hurried()
+    bench.link.send(pack(Hurry()))
+    assert bench.worker.called() and bench.worker.hurried()
+    bench.worker.state = State.COMPLETED
+    assert not bench.worker.called()
 
 
 def test_an_exact_run_is_cut_in_a_pause(tmp_path: Path) -> None:

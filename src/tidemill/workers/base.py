@@ -327,16 +327,19 @@ class Worker(WorkerHandle):
         work, again and again. What it is told besides is obeyed after that."""
         if not self._hurry and (now := awake()) - self._asked_at > ASK:
             self._asked_at = now
-            self.called()
+            self._look_at_link()
             self._hurry = any(isinstance(unpack_down(data), Hurry) for data in self._inbox)
         return self._hurry
 
     def called(self) -> bool:
-        if self.ended:
-            return False
+        return not self.ended and (not self._look_at_link() or bool(self._inbox))
+
+    def _look_at_link(self) -> bool:
+        """Take in what it was told, which is obeyed in its next turn. False where the
+        runner is gone."""
         told = self.context.endpoints.link.receive()
         self._inbox += told or ()
-        return told is None or bool(self._inbox)
+        return told is not None
 
     def _obey(self) -> bool:
         """Carry out what the runner says. False when the worker has ended."""
