@@ -435,11 +435,9 @@ def snoozes_by_turns() -> Experiment:
 
 
 def equals_snooze() -> Experiment:
-    """Two such, with turns of 16 seconds, in which they gather four samples."""
-    made = snoozes(1.0)
+    """Two such, with turns of 13 seconds, in which they gather a sample."""
+    made = snoozes(0.8)
     workers = {name: config.replace(count=2) for name, config in made.workers.items()}
-    (spec,) = made.workers["actor"].agents
-    workers["actor"] = workers["actor"].replace(slots=4, agents=(spec.replace(sample_steps=4),))
     return made.replace(workers=workers, together=("actor", "trainer"))
 
 
