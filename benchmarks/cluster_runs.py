@@ -35,6 +35,7 @@ from tidemill import (
     ReplayTrainer,
     Trainer,
 )
+from tidemill.launchers.worker_process import SPARE
 from tidemill.metrics.json_lines import read_metrics
 from tidemill.run.events import read_events
 from tidemill.run.folder import RunFolder
@@ -194,7 +195,11 @@ class ClusterRun(Run):
             agents = self.agents()
             for name in (host, *(name for name in agents if name.startswith(f"{host}#"))):
                 with suppress(psutil.Error, KeyError):
-                    found += [child for child in agents[name].children() if WORKER in child.cmdline()]
+                    found += [
+                        child
+                        for child in agents[name].children()
+                        if WORKER in child.cmdline() and child.name() != SPARE
+                    ]
             return found
 
         found = self.wait_for(look, f"{host} has a worker")

@@ -5,7 +5,16 @@ from collections.abc import Callable, Iterator
 from random import Random
 
 from fault_rows.row import Row, Seen
-from fault_rows.runs import PATIENCE, BrokenPromise, Run, marked, processes, run_leaves, run_of
+from fault_rows.runs import (
+    PATIENCE,
+    BrokenPromise,
+    Run,
+    marked,
+    processes,
+    run_leaves,
+    run_of,
+    wait_for_spare,
+)
 
 from tidemill.run.events import read_events
 
@@ -77,12 +86,15 @@ def newest_save(run: Run) -> float:
     return max(written, default=time.time())
 
 
-def deaths_of(experiment: str, log: str) -> Callable[[str, Random], Iterator[Seen]]:
-    """Return what kills a worker of an experiment, twice in a run."""
+def deaths_of(experiment: str, log: str, later: bool = False) -> Callable[[str, Random], Iterator[Seen]]:
+    """Return what kills a worker of an experiment, twice in a run; `later`: each time
+    when there is a process for the next life."""
 
     def suffer(launch: str, draw: Random) -> Iterator[Seen]:
         with run_of(experiment, launch) as run:
             for _ in range(IN_A_RUN):
+                if later:
+                    wait_for_spare(run)
                 time.sleep(draw.uniform(0.1, 4.0))
                 yield one_death(run, log)
 
@@ -180,6 +192,12 @@ ROWS = {
         {**NOTICED, "lives": 3.0, "no update for": 3.0},
         {"env steps undone": 0, "env steps of unfinished samples": 0}, PROCESSES, 4,
     ),
+    "server-later": Row(
+        "… of a run that is older than 10 s, as is the life before",
+        deaths_of("apart", "server-0", later=True),
+        {**NOTICED, "lives": 1.0, "no update for": 1.0},
+        {"env steps undone": 0, "env steps of unfinished samples": 0}, PROCESSES, 4,
+    ),
     "last-server": Row(
         "kill -9 of one of two policy workers, which has no life left", server_dies_for_good,
         {**NOTICED, "answered for": 3.0, "no update for": 3.0},
@@ -187,6 +205,11 @@ ROWS = {
     ),
     "trainer": Row(
         "kill -9 of the trainer", deaths_of("apart", "trainer-0"), {**NOTICED, "lives": 10.0, **CHECKPOINT},
+        {"env steps of unfinished samples": 0}, PROCESSES, 4,
+    ),
+    "trainer-later": Row(
+        "… of a run that is older than 10 s, as is the life before",
+        deaths_of("apart", "trainer-0", later=True), {**NOTICED, "lives": 1.0, **CHECKPOINT},
         {"env steps of unfinished samples": 0}, PROCESSES, 4,
     ),
     "equal": Row(

@@ -19,6 +19,7 @@ import psutil
 from fault_rows.taken import FOLDER, TAKEN
 
 from tidemill.core.errors import RunError
+from tidemill.launchers.worker_process import SPARE
 from tidemill.metrics.json_lines import read_metrics
 from tidemill.run import control_socket
 from tidemill.run.events import Event, read_events
@@ -250,10 +251,24 @@ def left_behind(folder: Path) -> str:
 
 
 def processes(main: int) -> dict[str, psutil.Process]:
-    """Return the worker processes of a run, by the names of their logs."""
+    """Return the worker processes of a run, by the names of their logs. The main process
+    has other children, too, such as one that waits for the next life."""
     found = {}
     with suppress(psutil.NoSuchProcess):
         for process in psutil.Process(main).children():
             with suppress(OSError):
-                found[Path(os.readlink(f"/proc/{process.pid}/fd/1")).stem] = process
+                if (log := Path(os.readlink(f"/proc/{process.pid}/fd/1"))).suffix == ".log":
+                    found[log.stem] = process
     return found
+
+
+def wait_for_spare(run: Run) -> None:
+    """Wait until a process waits for the next life of whoever dies."""
+
+    def waits() -> bool:
+        with suppress(psutil.NoSuchProcess):
+            return any(child.name() == SPARE for child in psutil.Process(run.main.pid).children())
+        return False
+
+    run.wait_for(waits, "a spare process")
+    time.sleep(2.0)  # it has what it needs by then

@@ -58,6 +58,7 @@ from tidemill.launchers.host_workers import given_back_in_lockstep
 from tidemill.launchers.hosts import HostsLauncher
 from tidemill.launchers.known_agents import Share
 from tidemill.launchers.placement import place
+from tidemill.launchers.worker_process import SPARE
 from tidemill.metrics.json_lines import read_metrics
 from tidemill.nets.choose_device import visible_gpus
 from tidemill.replay.replay import Replay
@@ -273,7 +274,7 @@ def worker_of(process: psutil.Process) -> psutil.Process:
         found.clear()
         for child in process.children():
             with suppress(psutil.Error):  # it has ended meanwhile
-                if "tidemill.launchers.entry" in child.cmdline():
+                if "tidemill.launchers.entry" in child.cmdline() and child.name() != SPARE:
                     found.append(child)
         return bool(found)
 

@@ -235,7 +235,7 @@ def test_a_host_that_leaves_lets_its_actors_finish_the_samples_that_they_have_be
 def test_a_runner_that_is_stopped_for_a_while_loses_no_host(start: Callable[..., Run]) -> None:
     run = start("cartpole", "TwoHosts")
     there, runner = agents(run), psutil.Process(run.main.pid)
-    worker = next(p for p in there["b"].children() if "tidemill.launchers.entry" in p.cmdline())
+    worker = worker_of(there["b"])
     runner.suspend()
     counts: list[tuple[float, int]] = []
 

@@ -15,7 +15,8 @@ from tidemill.core.control_groups import MemoryKills
 from tidemill.core.folder_thread import FolderThread
 from tidemill.launchers import processes
 from tidemill.launchers.cause_of_end import killer
-from tidemill.launchers.processes import ProcessesLauncher, WorkerGroup, layer_threads
+from tidemill.launchers.processes import ProcessesLauncher, layer_threads
+from tidemill.launchers.worker_group import WorkerGroup
 from tidemill.layouts.experiment_layout import apply, layout_of
 
 
@@ -112,10 +113,7 @@ def test_a_dead_process_keeps_its_number_until_it_is_forgotten(dying: SimpleName
     assert "SIGKILL" in dying.launcher.obituary("first")
 
 
-def test_a_process_that_has_hung_up_and_runs_is_told_as_that(
-    dying: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(processes, "_ENDING_S", 0.05)
+def test_a_process_that_has_hung_up_and_runs_is_told_as_that(dying: SimpleNamespace) -> None:
     assert dying.launcher.obituary("first") == "it hung up, but its process still runs"
 
 

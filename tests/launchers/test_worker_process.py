@@ -12,17 +12,19 @@ from pathlib import Path
 
 import psutil
 import pytest
-from tests.run.watching import wait_until
+from tests.run.watching import Run, wait_until, workers_of
 
 from tidemill.launchers import worker_process
 from tidemill.launchers.worker_process import (
     ASK_FOR_STACK,
     COMMAND,
+    EARLY,
+    SPARE,
+    Spares,
     WorkerProcess,
-    end_early,
     environment,
-    start_early,
 )
+from tidemill.run.events import read_events
 
 ECHO = """
 import os, sys
@@ -37,7 +39,7 @@ os.write(answer, order + b":" + b"".join(os.pread(number, 4, 0) for number in ot
 @pytest.fixture(autouse=True)
 def none_left() -> Iterator[None]:
     yield
-    end_early()
+    EARLY.end()
 
 
 def sent(order: bytes, numbers: list[int], tmp_path: Path) -> bytes:
@@ -75,8 +77,8 @@ def test_one_that_takes_no_order_is_not_waited_for(monkeypatch: pytest.MonkeyPat
 
 def test_one_that_gets_no_order_ends_by_itself_when_its_starter_is_killed() -> None:
     code = (
-        "import os, time\nfrom tidemill.launchers import worker_process as w\n"
-        "w.start_early(2)\nprint(*[early.process.pid for early in w._early], flush=True)\ntime.sleep(60)"
+        "import os, time\nfrom tidemill.launchers.worker_process import EARLY, start_early\n"
+        "start_early(2)\nprint(*[early.process.pid for early in EARLY.waiting], flush=True)\ntime.sleep(60)"
     )
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as starter:
         assert starter.stdout is not None
@@ -86,32 +88,101 @@ def test_one_that_gets_no_order_ends_by_itself_when_its_starter_is_killed() -> N
     assert psutil.wait_procs(early, 60)[1] == []
 
 
-def test_a_process_that_was_started_early_is_taken_only_if_it_was_started_so(tmp_path: Path) -> None:
-    start_early(2)
-    early = [worker.process.pid for worker in worker_process._early]
-    with open(tmp_path / "log", "wb") as log:
-        variables = environment(1)
-        others = [
-            worker_process.worker_process([*COMMAND, "--"], variables, log.fileno()),
-            worker_process.worker_process(COMMAND, environment(2), log.fileno()),
-            worker_process.worker_process(COMMAND, {**variables, "ANOTHER_RUN": "1"}, log.fileno()),
-        ]
-        taken = [worker_process.worker_process(list(COMMAND), variables, log.fileno()) for _ in range(3)]
-    assert [worker.process.pid in early for worker in taken] == [True, True, False]
-    assert not any(worker.process.pid in early for worker in others)
-    for worker in (*others, *taken):
+def test_a_process_that_was_started_early_is_taken_only_if_it_was_started_so() -> None:
+    spares, variables = Spares(), environment(1)
+    for _ in range(2):
+        spares.start(COMMAND, variables)
+    early = [*spares.waiting]
+    assert spares.take([*COMMAND, "--"], variables) is None
+    assert spares.take(COMMAND, environment(2)) is None
+    assert spares.take(COMMAND, {**variables, "ANOTHER_RUN": "1"}) is None
+    assert spares.waiting == early
+    taken = [spares.take(list(COMMAND), variables) for _ in range(3)]
+    assert taken == [*early, None]
+    for worker in early:
         worker.end()
 
 
-def test_a_dead_one_is_not_taken(tmp_path: Path) -> None:
-    start_early(1)
-    dead = worker_process._early[0].process
-    dead.kill()
-    dead.wait()
-    with open(tmp_path / "log", "wb") as log:
-        worker = worker_process.worker_process(COMMAND, environment(1), log.fileno())
-    assert worker.process.pid != dead.pid
-    worker.end()
+def test_a_dead_one_is_not_taken() -> None:
+    spares = Spares()
+    for _ in range(2):
+        spares.start(COMMAND, environment(1))
+    dead, alive = spares.waiting
+    dead.process.kill()
+    dead.process.wait()
+    assert spares.take(COMMAND, environment(1)) is alive
+    alive.end()
+    spares.end()
+
+
+# what has a run begin with a spare process
+AT_ONCE = "from tidemill.launchers import processes; processes.SPARE_AFTER_S = 0.0"
+
+
+def spares_of(run: Run) -> list[psutil.Process]:
+    """Return the processes of a run that wait for whoever dies next."""
+    found = []
+    for child in psutil.Process(run.main.pid).children():
+        with contextlib.suppress(psutil.Error):  # it is gone
+            if child.name() == SPARE and child.status() != psutil.STATUS_ZOMBIE:
+                found.append(child)
+    return found
+
+
+def spare_of(run: Run) -> psutil.Process:
+    """Return the one process that waits for whoever dies next, once there is one."""
+    wait_until(lambda: spares_of(run), 60, "there is a spare process")
+    (spare,) = spares_of(run)
+    return spare
+
+
+def next_life(run: Run, name: str) -> int:
+    """Kill a worker's process; return the number of its next life's."""
+
+    def lives() -> int:
+        return sum((event.what, event.worker) == ("lives", name) for event in read_events(run.path))
+
+    before = lives()
+    run.wait_for_worker(name).kill()
+    wait_until(lambda: lives() > before, 60, f"{name} lives again")
+    return run.wait_for_worker(name).pid
+
+
+def test_who_dies_lives_again_in_a_process_that_has_waited_for_that(tmp_path: Path) -> None:
+    """Then there is another one. Where it is gone, a life begins in a new process all the
+    same. None is left, however the run ends."""
+    run = Run(tmp_path, "cartpole", "--set", "limits.seconds=600", code=AT_ONCE)
+    try:
+        run.wait_for_updates()
+        for name in ("server-0", "trainer-0"):
+            spare = spare_of(run)
+            assert next_life(run, name) == spare.pid
+        spare = spare_of(run)
+        spare.kill()
+        wait_until(lambda: spare.status() == psutil.STATUS_ZOMBIE, 60, "it is dead")
+        assert next_life(run, "actor-0") != spare.pid
+        spare_of(run)
+        run.main.send_signal(signal.SIGKILL)
+        run.main.wait()
+        run.nothing_is_left()
+    finally:
+        run.kill_all()
+
+
+def test_a_run_whose_first_death_is_its_last_has_nobody_wait(tmp_path: Path) -> None:
+    none = [
+        word
+        for group in ("actor", "server", "trainer")
+        for word in ("--set", f"workers.{group}.restarts=null")
+    ]
+    run = Run(tmp_path, "cartpole", "--set", "limits.updates=30", *none, code=AT_ONCE)
+    try:
+        run.wait_for_updates()
+        assert spares_of(run) == []
+        assert run.ended()[0] == 0
+        run.nothing_is_left()
+    finally:
+        run.kill_all()
 
 
 def command(tmp_path: Path, *words: str, first: str = "") -> "subprocess.Popen[str]":
@@ -125,17 +196,6 @@ def command(tmp_path: Path, *words: str, first: str = "") -> "subprocess.Popen[s
     )
 
 
-def workers_of(run: "subprocess.Popen[str]") -> list[psutil.Process]:
-    """Return those of its children that wait for an order, or have one: it has others for
-    a moment, such as git's."""
-    found = []
-    for child in psutil.Process(run.pid).children():
-        with contextlib.suppress(psutil.Error):  # it is gone
-            if tuple(child.cmdline()) == COMMAND:
-                found.append(child)
-    return found
-
-
 # the beginning of a command that starts three processes early, and writes down which
 OF_THREE = """
 import tidemill.cli.entry as entry
@@ -143,7 +203,7 @@ from tidemill.launchers import worker_process
 from pathlib import Path
 def start_early(count):
     worker_process.start_early(count)
-    Path("early").write_text(" ".join(str(early.process.pid) for early in worker_process._early))
+    Path("early").write_text(" ".join(str(early.process.pid) for early in worker_process.EARLY.waiting))
 entry.cores, entry.start_early = lambda: 3, start_early
 """
 
@@ -155,7 +215,7 @@ def test_a_command_s_early_processes_become_its_workers_and_the_others_end(tmp_p
         metrics = tmp_path / "run" / "metrics.jsonl"
         wait_until(lambda: metrics.exists() and metrics.stat().st_size, 120, "the first update")
         early = set(map(int, (tmp_path / "early").read_text().split()))
-        workers = workers_of(run)
+        workers = workers_of(run.pid).values()
         logs = {os.readlink(f"/proc/{worker.pid}/fd/1") for worker in workers}
         limits = {worker.rlimit(psutil.RLIMIT_NOFILE) for worker in workers}
         assert limits == {psutil.Process(run.pid).rlimit(psutil.RLIMIT_NOFILE)}

@@ -32,7 +32,7 @@ from tests.run.watching import (
     processes_of,
     segments,
     wait_until,
-    worker_name,
+    workers_of,
 )
 from typer.testing import CliRunner
 
@@ -187,7 +187,7 @@ def test_a_run_that_reaches_a_limit_leaves_nothing(tmp_path: Path, launch: str) 
 def test_while_it_runs_each_worker_holds_its_own_ends_and_no_others(start: Callable[..., Run]) -> None:
     run = start("cartpole")
     run.wait_for_updates()
-    workers = {worker_name(p): p.pid for p in psutil.Process(run.main.pid).children()}
+    workers = {name: process.pid for name, process in workers_of(run.main.pid).items()}
     # actor → trainer samples, actor ⇄ server requests and answers, trainer → server
     # parameters
     assert {name: segments(pid) for name, pid in workers.items()} == {

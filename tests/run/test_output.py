@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.run.watching import EXPERIMENTS, ended_well, leftovers, wait_until
+from tests.run.watching import EXPERIMENTS, ended_well, leftovers, wait_until, workers_of
 
 pytestmark = [
     pytest.mark.timeout(180),
@@ -152,9 +152,7 @@ def test_under_nohup_a_terminal_that_closes_is_nothing(
     size = metrics.stat().st_size
     wait_until(lambda: metrics.stat().st_size > size + 5000, 60, "it goes on for some updates")
     assert run.poll() is None
-    import psutil
-
-    every = [run.pid, *(child.pid for child in psutil.Process(run.pid).children())]
+    every = [run.pid, *(process.pid for process in workers_of(run.pid).values())]
     assert len(every) == 4
     for number in (signal.SIGTERM, signal.SIGTERM, signal.SIGHUP):
         for pid in reversed(every):

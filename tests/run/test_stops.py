@@ -12,7 +12,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from tests.run.watching import EXPERIMENTS, ended_well, wait_until, worker_name
+from tests.run.watching import EXPERIMENTS, ended_well, wait_until, workers_of
 
 from tidemill.core import clock
 from tidemill.metrics.json_lines import read_metrics
@@ -69,7 +69,7 @@ def _stop_in_all_ways(
         wait_until(lambda: (folder / "metrics.jsonl").stat().st_size > before, 60, "updates go on")
 
     wait_until(lambda: (folder / "metrics.jsonl").exists() and seconds() > 0, 60, "the first update")
-    workers = {worker_name(child): child.pid for child in psutil.Process(main.pid).children()}
+    workers = {name: process.pid for name, process in workers_of(main.pid).items()}
     assert set(workers) == {"actor-0", "server-0", "trainer-0"}
 
     # all of it, as a batch system does: that is no time of training

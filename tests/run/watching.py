@@ -171,6 +171,13 @@ def worker_name(process: psutil.Process) -> str:
     return log_of(process).stem
 
 
+def workers_of(main: int) -> dict[str, psutil.Process]:
+    """Return the worker processes of a run by the names of their logs: the main process
+    has other children, too, such as one that waits for the next life."""
+    children = psutil.Process(main).children()
+    return {log.stem: child for child in children if (log := log_of(child)).suffix == ".log"}
+
+
 def log_of(process: psutil.Process) -> Path:
     """Return where a process's output goes."""
     try:

@@ -68,10 +68,11 @@ from tidemill.launchers.known_agents import KnownAgent, Share
 from tidemill.launchers.lost_samples import LostSamples
 from tidemill.launchers.own_files import MOST_LOGGED_BYTES
 from tidemill.launchers.placement import device_of, fit, needs_gpu
-from tidemill.launchers.processes import AWAY_S, log_name
+from tidemill.launchers.processes import AWAY_S
 from tidemill.launchers.report_checks import ReportChecks, check_here
 from tidemill.launchers.stand_in import StandIn
 from tidemill.launchers.versions_sent import VersionsSent
+from tidemill.launchers.worker_group import log_name
 from tidemill.nets.choose_device import visible_gpus
 from tidemill.store.parameter_database import PARAMETERS
 from tidemill.transports.shared import EventBell

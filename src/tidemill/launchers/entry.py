@@ -30,7 +30,7 @@ from tidemill.core.run_marks import end_marked, mark_started, marked
 from tidemill.core.thread_stacks import stack_of
 from tidemill.core.user_code_loading import begin_to_work, expect, load_file, travel
 from tidemill.launchers.process_setup import ProcessSetup
-from tidemill.launchers.worker_process import ASK_FOR_STACK, ENDING, receive_order
+from tidemill.launchers.worker_process import ASK_FOR_STACK, ENDING, SPARE, receive_order
 from tidemill.launchers.worker_stack import dump_of
 from tidemill.native.library import use_threads
 from tidemill.store.fence import hold
@@ -49,7 +49,8 @@ def main() -> None:
     keep_freed()
     _leave_signals_to_runner()
     runner = os.getppid()
-    if not select.select([0], [], [], 0)[0]:  # started early
+    if not select.select([0], [], [], 0)[0]:  # one of `Spares`
+        _show_name(SPARE)
         _import_ahead()
     if (received := receive_order()) is None:
         return

@@ -40,7 +40,7 @@ from tidemill.launchers.engine import RUNNER, HostEngine
 from tidemill.launchers.host_workers import HostWorkers
 from tidemill.launchers.known_agents import HostLink, Share
 from tidemill.launchers.placement import gpu_numbers, place
-from tidemill.launchers.processes import log_name
+from tidemill.launchers.worker_group import log_name
 from tidemill.store.fence import take_lives
 
 MOST_CODE_BYTES = 16 << 20

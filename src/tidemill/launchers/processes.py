@@ -11,16 +11,17 @@ import contextlib
 import errno
 import json
 import os
-import select
 import signal
 import socket
 import subprocess
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
+from math import inf
 from pathlib import Path
 from time import monotonic, sleep
 from typing import BinaryIO
@@ -42,13 +43,14 @@ from tidemill.core.folder_thread import FolderThread, Unanswered
 from tidemill.core.killed_processes import KILLED, await_end, kill_session, living_groups
 from tidemill.core.memory import Need, check_memory, size
 from tidemill.core.private_files import private
-from tidemill.core.run_marks import end_marked, end_orphans, new_mark
+from tidemill.core.run_marks import end_marked, end_orphans
 from tidemill.core.temporary_folders import temporary_folder
 from tidemill.core.user_code_loading import own_path
 from tidemill.launchers.cause_of_end import cause_of_end
 from tidemill.launchers.process_setup import ProcessSetup, WorkerEnds
 from tidemill.launchers.runner_link import RunnerBell, RunnerLink
-from tidemill.launchers.worker_process import COMMAND, end_early, environment, worker_process
+from tidemill.launchers.worker_group import WorkerGroup, log_name
+from tidemill.launchers.worker_process import COMMAND, EARLY, Spares, WorkerProcess, environment
 from tidemill.launchers.worker_stack import stack_of
 from tidemill.transports.shared import MOST_DESCRIPTORS
 from tidemill.transports.table import find_transport
@@ -62,56 +64,10 @@ _TAIL = 2000  # characters of a dead worker's output that are shown
 _SHORT = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)  # what the system lacks, and not the log
 AWAY_S = 2.0
 """Seconds that the disk, or share, has on which logs are."""
+SPARE_AFTER_S = 10.0
+"""Seconds without a new life after which a process is started for the next one: the first
+ones of a run, in which processes import and compute what they need, are its own."""
 _AFTER = 1.0  # seconds that what an environment started has to end once its worker is gone
-_ENDING_S = 1.0  # seconds that a process has to end once it has hung up
-
-
-@dataclass
-class WorkerGroup:
-    """Workers that take turns in a process, and the process of their present life.
-
-    log: file of its output
-    core: the one that it keeps to, or None
-    spin: seconds to poll without sleeping (see `Context`)
-    asked: eventfd by which the process is asked where its workers' thread is
-    stacks: memfd that it writes down where its threads are in: no log, which may be on a
-        share that hangs, as may whoever is asked
-    mark: how the marks of its lives begin
-    pidfd: what tells of its end
-    kills: what the system had killed for want of memory when it began, and of others
-        since
-    cause: how it ended, in words, once that has been asked
-    """
-
-    names: list[str]
-    log: Path
-    core: int | None
-    spin: float
-    asked: int
-    stacks: int
-    life: int
-    mark: str = field(default_factory=new_mark)
-    process: "subprocess.Popen[bytes] | None" = None
-    pidfd: int = -1
-    kills: MemoryKills = field(default_factory=memory_kills)
-    cause: str = ""
-
-    def status(self, seconds: float = _ENDING_S) -> int | None:
-        """Return the status with which the process ended, below 0 that of a signal; None
-        where it has not within so many seconds. It keeps its number, as a zombie, until
-        `_forget`: else that could be another process's by then, which would be killed in
-        its place."""
-        assert self.process is not None
-        if self.process.returncode is None:
-            poll = select.poll()
-            poll.register(self.pidfd, select.POLLIN)
-            if not poll.poll(1000 * seconds):
-                return None
-            with contextlib.suppress(ChildProcessError):  # who ignores SIGCHLD has no zombies
-                ended = os.waitid(os.P_PIDFD, self.pidfd, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-                if ended is not None:
-                    return ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status
-        return self.process.poll()
 
 
 @dataclass(frozen=True)
@@ -146,11 +102,6 @@ def layer_threads(experiment: Experiment, names: Sequence[str], processes: Seque
     return cores() // (len(processes) - waiting)
 
 
-def log_name(names: Sequence[str]) -> str:
-    """Return the name of the file that a process of these workers writes its log to."""
-    return f"{'+'.join(names)}.log"
-
-
 class ProcessesLauncher(Launcher):
     """The launcher of processes starts one per worker, or per group of workers that take
     turns. It needs Linux and memory that processes share."""
@@ -174,6 +125,8 @@ class ProcessesLauncher(Launcher):
         self._links: dict[str, RunnerLink] = {}
         self._notices: list[str] = []
         self._descriptors: list[int] = []
+        self._spares, self._spare_at = Spares(), inf
+        self._started = Counter[tuple[tuple[str, ...], int]]()  # commands and threads of all lives
         self._transport: Transport | None = None
         self._temporary: tempfile.TemporaryDirectory[str] | None = None
 
@@ -208,7 +161,7 @@ class ProcessesLauncher(Launcher):
             self._groups.append(group)
             self._group_of |= dict.fromkeys(names, group)
             self._live(group, job)
-        end_early()
+        EARLY.end()
         return {name: self._links[name] for name, _ in experiment.members() if name in self._links}
 
     def _share_of(self, experiment: Experiment) -> tuple[HostShare, list[list[str]]]:
@@ -230,6 +183,7 @@ class ProcessesLauncher(Launcher):
 
     def _live(self, group: WorkerGroup, job: Job) -> None:
         """Begin the next life of a group of workers."""
+        self._spare_at = monotonic() + SPARE_AFTER_S
         transport, names, experiment = self._transport, group.names, job.experiment
         assert transport is not None
         group.life += 1
@@ -378,8 +332,11 @@ class ProcessesLauncher(Launcher):
 
     def _spawn(self, order: ProcessSetup, log: Path) -> "subprocess.Popen[bytes]":
         command = returned(self.command([end.worker for end in order.ends]), list, self.command)
+        variables = environment(order.math_threads)
+        self._started[tuple(command), order.math_threads] += 1
         with self._open(log, order.life) as output:
-            worker = worker_process(command, environment(order.math_threads), output.fileno())
+            worker = EARLY.take(command, variables) or self._spares.take(command, variables)
+            worker = worker or WorkerProcess(command, variables, output.fileno())
             worker.send(msgspec.json.encode(order), [output.fileno(), *order.descriptors()])
         return worker.process
 
@@ -398,6 +355,19 @@ class ProcessesLauncher(Launcher):
     def wait(self, seconds: float, least: float = 0.0) -> None:
         sleep(least)
         self._bell.wait(seconds)
+        if monotonic() > self._spare_at:
+            self._have_spare()
+
+    def _have_spare(self) -> None:
+        """Start a process for the next life of whoever dies, of the kind that most lives
+        were, so that it need not wait for Python and its libraries."""
+        self._spare_at = inf
+        if not any(config.restarts for _, config in self._job.experiment.members()):
+            return
+        (command, math_threads), _ = self._started.most_common(1)[0]
+        self._spares.end()
+        with contextlib.suppress(OSError):  # its life will have to wait
+            self._spares.start(command, environment(math_threads))
 
     def obituary(self, worker: str) -> str:
         group = self._group_of[worker]
@@ -458,6 +428,7 @@ class ProcessesLauncher(Launcher):
             if self._transport is not None:
                 stack.callback(self._transport.close)
                 self._transport = None
+            stack.callback(self._spares.end)
             self._end_processes(seconds)
 
     def _end_processes(self, seconds: float) -> None:

@@ -1,9 +1,10 @@
 """A worker's process, as the runner starts it and as it learns what to do: its order
 comes over the socket that is its standard input, with the descriptors that it names.
 
-So a process can be started before anybody knows what for: a command begins with some
-(`start_early`), which import what workers need while the command imports what it needs
-itself. Those that a run has no use for are ended.
+So a process can be started before anybody knows what for (`Spares`), and import what
+workers need meanwhile: a command begins with some (`start_early`) while it imports what
+it needs itself, and ends those that its run has no use for; a run has one for whoever
+dies next.
 """
 
 import atexit
@@ -21,6 +22,7 @@ from tidemill.core.user_code_loading import environment_of_ours
 
 # without the working directory among its places of modules
 COMMAND = (sys.executable, "-P", "-m", "tidemill.launchers.entry")
+SPARE = "tidemill spare"  # what `ps` calls one that has no order yet
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # what ends a run; a worker leaves it to the runner
 ASK_FOR_STACK = getattr(signal, "SIGRTMIN", 0) + 7
 """The signal upon which a worker's process writes down where its threads are, if need be
@@ -29,8 +31,6 @@ systems use."""
 _BATCH = 250  # descriptors in a message, of which Linux allows 253
 _ORDER_S = 20.0  # seconds that a process has to take its order
 _LENGTH = 8  # bytes of each of the two numbers that an order begins with
-
-_early: list["WorkerProcess"] = []
 
 
 class WorkerProcess:
@@ -83,28 +83,44 @@ def environment(math_threads: int) -> dict[str, str]:
     return {"KMP_DUPLICATE_LIB_OK": "True", **own, VARIABLE: ROOM, STARTER: this_process()}
 
 
+class Spares:
+    """Worker processes that were started before anybody knew what for.
+
+    waiting: those that have no order yet; some may have died
+    """
+
+    def __init__(self) -> None:
+        self.waiting: list[WorkerProcess] = []
+
+    def start(self, command: Sequence[str], variables: Mapping[str, str]) -> None:
+        """Start one with this command and these environment variables. Raises `OSError`
+        where the system refuses it."""
+        self.waiting.append(WorkerProcess(command, variables))
+
+    def take(self, command: Sequence[str], variables: Mapping[str, str]) -> WorkerProcess | None:
+        """Return one that was started so, and lives; None where there is none."""
+        for process in self.waiting:
+            same = process.command == tuple(command) and process.environment == variables
+            if same and process.process.poll() is None:
+                self.waiting.remove(process)
+                return process
+        return None
+
+    def end(self) -> None:
+        """End all that nobody needs."""
+        while self.waiting:
+            self.waiting.pop().end()
+
+
+EARLY = Spares()
+"""Those of a command, for whatever run it will begin."""
+
+
 def start_early(count: int) -> None:
     """Start so many processes for whatever run this command will begin."""
-    atexit.register(end_early)
+    atexit.register(EARLY.end)
     for _ in range(count):
-        _early.append(WorkerProcess(COMMAND, environment(1)))
-
-
-def worker_process(command: Sequence[str], variables: Mapping[str, str], output: int) -> WorkerProcess:
-    """Return a process that was started early with this command and these environment
-    variables, or else a new one."""
-    for process in _early:
-        same = process.command == tuple(command) and process.environment == variables
-        if same and process.process.poll() is None:
-            _early.remove(process)
-            return process
-    return WorkerProcess(command, variables, output)
-
-
-def end_early() -> None:
-    """End the processes that were started early and that nobody needs."""
-    while _early:
-        _early.pop().end()
+        EARLY.start(COMMAND, environment(1))
 
 
 def receive_order() -> tuple[bytes, list[int]] | None:
