@@ -15,7 +15,7 @@ from typing import Any
 
 import identified
 import psutil
-from fault_rows.runs import BrokenPromise, Run, marked
+from fault_rows.runs import BrokenPromise, Run, marked, processes
 from networked import settings
 from networks import Network
 from sleeping import Sleeping
@@ -35,7 +35,6 @@ from tidemill import (
     ReplayTrainer,
     Trainer,
 )
-from tidemill.launchers.worker_process import SPARE
 from tidemill.metrics.json_lines import read_metrics
 from tidemill.run.events import read_events
 from tidemill.run.folder import RunFolder
@@ -195,11 +194,7 @@ class ClusterRun(Run):
             agents = self.agents()
             for name in (host, *(name for name in agents if name.startswith(f"{host}#"))):
                 with suppress(psutil.Error, KeyError):
-                    found += [
-                        child
-                        for child in agents[name].children()
-                        if WORKER in child.cmdline() and child.name() != SPARE
-                    ]
+                    found += processes(agents[name].pid).values()
             return found
 
         found = self.wait_for(look, f"{host} has a worker")

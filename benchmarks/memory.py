@@ -84,6 +84,8 @@ def measure(what: str, updates: int) -> tuple[dict[str, float], list[tuple[str, 
             for process in (psutil.Process(main.pid), *psutil.Process(main.pid).children(recursive=True)):
                 # a worker's output goes to the log of its name
                 log = Path(os.readlink(f"/proc/{process.pid}/fd/1"))
+                if process.pid != main.pid and log.suffix != ".log":
+                    continue
                 name = "main" if process.pid == main.pid else log.stem
                 found.append(
                     (name, figures(process.pid), "libtorch" in Path(f"/proc/{process.pid}/maps").read_text())

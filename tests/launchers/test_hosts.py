@@ -27,7 +27,7 @@ from tests.launchers.host_launchers import (
     ThreeHosts,
     TwoHosts,
 )
-from tests.run.watching import Run, wait_until
+from tests.run.watching import Run, wait_until, workers_of
 
 import tidemill.training.train
 from tidemill import (
@@ -58,7 +58,6 @@ from tidemill.launchers.host_workers import given_back_in_lockstep
 from tidemill.launchers.hosts import HostsLauncher
 from tidemill.launchers.known_agents import Share
 from tidemill.launchers.placement import place
-from tidemill.launchers.worker_process import SPARE
 from tidemill.metrics.json_lines import read_metrics
 from tidemill.nets.choose_device import visible_gpus
 from tidemill.replay.replay import Replay
@@ -272,10 +271,8 @@ def worker_of(process: psutil.Process) -> psutil.Process:
 
     def look() -> bool:
         found.clear()
-        for child in process.children():
-            with suppress(psutil.Error):  # it has ended meanwhile
-                if "tidemill.launchers.entry" in child.cmdline() and child.name() != SPARE:
-                    found.append(child)
+        with suppress(psutil.Error):  # it has ended meanwhile
+            found.extend(workers_of(process.pid).values())
         return bool(found)
 
     wait_until(look, 60, "the host has workers")

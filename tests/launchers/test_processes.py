@@ -3,6 +3,7 @@
 import os
 import signal
 import subprocess
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +18,7 @@ from tidemill.launchers import processes
 from tidemill.launchers.cause_of_end import killer
 from tidemill.launchers.processes import ProcessesLauncher, layer_threads
 from tidemill.launchers.worker_group import WorkerGroup
+from tidemill.launchers.worker_process import COMMAND
 from tidemill.layouts.experiment_layout import apply, layout_of
 
 
@@ -102,6 +104,53 @@ def test_who_begins_between_two_such_ends_has_counted_both(dying: SimpleNamespac
     dying.second.process.kill()
     assert "out of memory" in dying.launcher.obituary("second")
     assert dying.first.kills == MemoryKills(2, 2)  # so that a third one explains its end
+
+
+@pytest.mark.parametrize(
+    ("changed", "waits"),
+    [
+        ({}, True),
+        ({"_started": Counter({(("nice", *COMMAND), 1): 3, (COMMAND, 1): 3})}, False),
+        ({"_transport": SimpleNamespace(renews=False)}, False),
+        ({"_group_of": {"trainer-0": None}}, False),
+    ],
+)
+def test_a_process_waits_for_the_next_life_where_it_can_be_of_any(
+    changed: dict[str, object], waits: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of an experiment whose trainer has no second life."""
+    launcher, made = ProcessesLauncher(), cartpole_small()
+    mortal = made.workers["trainer"].replace(restarts=None)
+    job = SimpleNamespace(experiment=made.replace(workers={**made.workers, "trainer": mortal}))
+    as_ever = {
+        "_job": job,
+        "_started": Counter({(COMMAND, 1): 3, (COMMAND, 2): 1}),
+        "_transport": SimpleNamespace(renews=True),
+        "_group_of": {"trainer-0": None, "actor-0": None},
+    }
+    for name, value in {**as_ever, **changed}.items():
+        monkeypatch.setattr(launcher, name, value, raising=False)
+    try:
+        for _ in range(2):
+            launcher._have_spare()
+            assert len(launcher._spares.waiting) == waits
+        if waits:
+            assert launcher._spares.waiting[0].environment["OMP_NUM_THREADS"] == "1"
+    finally:
+        launcher._spares.end()
+
+
+def test_where_little_memory_is_left_no_process_waits_for_the_next_life(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    launcher = ProcessesLauncher()
+    monkeypatch.setattr(launcher, "_job", SimpleNamespace(experiment=cartpole_small()), raising=False)
+    monkeypatch.setattr(launcher, "_transport", SimpleNamespace(renews=True))
+    monkeypatch.setattr(launcher, "_group_of", {"actor-0": None})
+    launcher._started[COMMAND, 1] += 1
+    monkeypatch.setattr(processes.memory, "available", lambda: 99_000_000)
+    launcher._have_spare()
+    assert launcher._spares.waiting == []
 
 
 def test_a_dead_process_keeps_its_number_until_it_is_forgotten(dying: SimpleNamespace) -> None:

@@ -88,7 +88,9 @@ def test_one_that_gets_no_order_ends_by_itself_when_its_starter_is_killed() -> N
     assert psutil.wait_procs(early, 60)[1] == []
 
 
-def test_a_process_that_was_started_early_is_taken_only_if_it_was_started_so() -> None:
+def test_a_process_that_was_started_early_is_taken_only_if_it_was_started_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     spares, variables = Spares(), environment(1)
     for _ in range(2):
         spares.start(COMMAND, variables)
@@ -96,7 +98,13 @@ def test_a_process_that_was_started_early_is_taken_only_if_it_was_started_so() -
     assert spares.take([*COMMAND, "--"], variables) is None
     assert spares.take(COMMAND, environment(2)) is None
     assert spares.take(COMMAND, {**variables, "ANOTHER_RUN": "1"}) is None
-    assert spares.waiting == early
+    with monkeypatch.context() as elsewhere:
+        elsewhere.chdir(tmp_path)
+        assert spares.take(COMMAND, variables) is None
+    with monkeypatch.context() as elsewhere:
+        elsewhere.setattr(os, "sched_getaffinity", lambda _: {0, 1, 1000})
+        assert spares.take(COMMAND, variables) is None
+    assert spares.waiting == early and spares.one_lives()
     taken = [spares.take(list(COMMAND), variables) for _ in range(3)]
     assert taken == [*early, None]
     for worker in early:
@@ -111,6 +119,7 @@ def test_a_dead_one_is_not_taken() -> None:
     dead.process.kill()
     dead.process.wait()
     assert spares.take(COMMAND, environment(1)) is alive
+    assert not spares.one_lives()
     alive.end()
     spares.end()
 

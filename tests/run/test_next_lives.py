@@ -7,6 +7,7 @@ import shutil
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +58,7 @@ class Refusal:
 
 @pytest.fixture
 def refusal(monkeypatch: pytest.MonkeyPatch) -> Refusal:
+    monkeypatch.setattr(processes, "SPARE_AFTER_S", inf)  # it would be taken
     return Refusal(monkeypatch)
 
 
@@ -88,7 +90,7 @@ def deaths(path: Path) -> list[Event]:
     ("place", "name", "number", "said"),
     [
         (os, "memfd_create", errno.EMFILE, "no more files may be open"),
-        (processes, "worker_process", errno.EAGAIN, "no more processes or threads are allowed"),
+        (processes, "WorkerProcess", errno.EAGAIN, "no more processes or threads are allowed"),
         (os, "pidfd_open", errno.EMFILE, "no more files may be open"),
     ],
 )
@@ -111,7 +113,7 @@ def test_one_that_the_system_goes_on_refusing_ends_the_run_with_both_causes(
     tmp_path: Path, refusal: Refusal
 ) -> None:
     path, made = tmp_path / "run", experiments.cartpole()
-    refusal.of(processes, "worker_process", errno.ENOMEM)
+    refusal.of(processes, "WorkerProcess", errno.ENOMEM)
     actors = made.workers["actor"].replace(restarts=2)
     made = made.replace(workers={**made.workers, "actor": actors})
     on_update = killing(path, ["actor-0"], lambda: refusal.begin(100))
@@ -129,7 +131,7 @@ def test_one_that_the_system_goes_on_refusing_ends_the_run_with_both_causes(
 def test_of_those_that_live_together_the_one_that_died_is_refused(tmp_path: Path, refusal: Refusal) -> None:
     """And no other one has died, however often; it is named where all go back."""
     path, killed = tmp_path / "run", list[psutil.Process]()
-    refusal.of(processes, "worker_process", errno.ENOMEM)
+    refusal.of(processes, "WorkerProcess", errno.ENOMEM)
 
     def on_update(metrics: dict[str, float], control: RunControl) -> None:
         if not killed and (process := process_of(path, "trainer-0")) is not None:

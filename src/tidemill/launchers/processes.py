@@ -65,8 +65,9 @@ _SHORT = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)  # what the system lacks, an
 AWAY_S = 2.0
 """Seconds that the disk, or share, has on which logs are."""
 SPARE_AFTER_S = 10.0
-"""Seconds without a new life after which a process is started for the next one: the first
-ones of a run, in which processes import and compute what they need, are its own."""
+"""Seconds without a new life after which a process is started for the next one. What a
+run, or a life, begins with it has for itself."""
+_SPARE_BYTES = 4 * LEAST_MEMORY  # without so much memory there is none
 _AFTER = 1.0  # seconds that what an environment started has to end once its worker is gone
 
 
@@ -313,7 +314,8 @@ class ProcessesLauncher(Launcher):
 
     def command(self, workers: Sequence[str]) -> list[str]:
         """Return the command of the process of these workers. A subclass may put another
-        before it that ends by becoming it, as `nice` and `taskset` do."""
+        before it that ends by becoming it, as `nice` and `taskset` do. Where all have the
+        same, one more process has it, for the next life of any."""
         return list(COMMAND)
 
     @staticmethod
@@ -359,15 +361,18 @@ class ProcessesLauncher(Launcher):
             self._have_spare()
 
     def _have_spare(self) -> None:
-        """Start a process for the next life of whoever dies, of the kind that most lives
-        were, so that it need not wait for Python and its libraries."""
+        """Have a process wait for whoever dies next, with as many math threads as most,
+        whose life need not wait for Python and its libraries then. Where it cannot be
+        started, or dies, there is none before the next life."""
         self._spare_at = inf
-        if not any(config.restarts for _, config in self._job.experiment.members()):
-            return
+        members = self._job.experiment.members()
+        lives = self.restarts and any(each.restarts for name, each in members if name in self._group_of)
         (command, math_threads), _ = self._started.most_common(1)[0]
-        self._spares.end()
-        with contextlib.suppress(OSError):  # its life will have to wait
-            self._spares.start(command, environment(math_threads))
+        # a command of a worker's own may name it
+        alike = all(other == command for other, _ in self._started)
+        if lives and alike and not self._spares.one_lives() and memory.available() > _SPARE_BYTES:
+            with contextlib.suppress(OSError):
+                self._spares.start(command, environment(math_threads))
 
     def obituary(self, worker: str) -> str:
         group = self._group_of[worker]

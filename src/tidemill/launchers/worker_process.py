@@ -35,12 +35,15 @@ _LENGTH = 8  # bytes of each of the two numbers that an order begins with
 
 class WorkerProcess:
     """A worker's process that waits for its order. `output`: where its own goes until
-    then."""
+    then.
+
+    place: directory that it was started in, and cores that it may use
+    """
 
     def __init__(
         self, command: Sequence[str], environment: Mapping[str, str], output: int = subprocess.DEVNULL
     ) -> None:
-        self.command, self.environment = tuple(command), dict(environment)
+        self.command, self.environment, self.place = tuple(command), dict(environment), _place()
         self._socket, theirs = socket.socketpair()
         with theirs, _signals_blocked():
             self.process: subprocess.Popen[bytes] = subprocess.Popen(
@@ -98,18 +101,32 @@ class Spares:
         self.waiting.append(WorkerProcess(command, variables))
 
     def take(self, command: Sequence[str], variables: Mapping[str, str]) -> WorkerProcess | None:
-        """Return one that was started so, and lives; None where there is none."""
+        """Return one that lives, and was started as one would be now; None where there is
+        none."""
         for process in self.waiting:
             same = process.command == tuple(command) and process.environment == variables
-            if same and process.process.poll() is None:
+            if same and process.place == _place() and process.process.poll() is None:
                 self.waiting.remove(process)
                 return process
         return None
+
+    def one_lives(self) -> bool:
+        """True while there is one that may be taken."""
+        return any(process.process.poll() is None for process in self.waiting)
 
     def end(self) -> None:
         """End all that nobody needs."""
         while self.waiting:
             self.waiting.pop().end()
+
+
+def _place() -> tuple[str, frozenset[int]]:
+    """Return this process's directory, "" where it is gone, and the cores that it may
+    use."""
+    directory = ""
+    with contextlib.suppress(OSError):
+        directory = os.getcwd()
+    return directory, frozenset(os.sched_getaffinity(0))
 
 
 EARLY = Spares()
