@@ -19,6 +19,7 @@ from tidemill.cli.arguments import (
     settings,
 )
 from tidemill.cli.error_output import friendly, print_findings
+from tidemill.cli.hanging_calls import telling_what_hangs
 from tidemill.core.errors import ConfigError, needing
 from tidemill.launchers.table import LAUNCHERS
 from tidemill.presets.experiments import ALGORITHMS
@@ -42,10 +43,11 @@ def check_env(
     from tidemill.presets.fitting_algorithms import training
     from tidemill.testing.check_env import check_environment
 
-    failed = [
-        not print_findings(check_environment(environment, seed, look=training))
-        for environment in environments(what, env_arg, wrap)
-    ]
+    with telling_what_hangs():
+        failed = [
+            not print_findings(check_environment(environment, seed, look=training))
+            for environment in environments(what, env_arg, wrap)
+        ]
     if any(failed):
         raise typer.Exit(1)
 

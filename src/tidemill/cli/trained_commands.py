@@ -11,6 +11,7 @@ from rich.text import Text
 
 from tidemill.cli.arguments import File, Run, TrustFlag
 from tidemill.cli.error_output import friendly, print_table, width, word
+from tidemill.cli.hanging_calls import telling_what_hangs
 
 if TYPE_CHECKING:
     from tidemill.trained.replay_step import StepReport
@@ -104,18 +105,19 @@ def evaluate(
     """Play episodes with a run's policy and show what it reaches."""
     from tidemill.trained.evaluate import evaluate as play_episodes
 
-    found = play_episodes(
-        run,
-        episodes,
-        lanes=lanes,
-        seed=seed,
-        deterministic=not stochastic,
-        checkpoint=checkpoint,
-        version=version,
-        file=file,
-        actor=actor,
-        trust=word(trust),
-    )
+    with telling_what_hangs():
+        found = play_episodes(
+            run,
+            episodes,
+            lanes=lanes,
+            seed=seed,
+            deterministic=not stochastic,
+            checkpoint=checkpoint,
+            version=version,
+            file=file,
+            actor=actor,
+            trust=word(trust),
+        )
     table = Table(
         "",
         *(spec.policy if len(found.specs) == 1 else f"{spec.policy} ({spec.agents})" for spec in found.specs),
@@ -168,20 +170,21 @@ def play(
     """Make a video of a run's policy at play."""
     from tidemill.trained.play import play as film
 
-    made = film(
-        run,
-        video,
-        episodes=episodes,
-        max_seconds=max_seconds,
-        fps=fps,
-        seed=seed,
-        deterministic=not stochastic,
-        checkpoint=checkpoint,
-        version=version,
-        file=file,
-        actor=actor,
-        trust=word(trust),
-    )
+    with telling_what_hangs():
+        made = film(
+            run,
+            video,
+            episodes=episodes,
+            max_seconds=max_seconds,
+            fps=fps,
+            seed=seed,
+            deterministic=not stochastic,
+            checkpoint=checkpoint,
+            version=version,
+            file=file,
+            actor=actor,
+            trust=word(trust),
+        )
     returns = ", ".join(f"{value:.1f}" for value in made.returns) or "none"
     cut = f"; cut at {max_seconds:g} s (--max-seconds)" if made.cut else ""
     print(
