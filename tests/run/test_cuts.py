@@ -887,7 +887,7 @@ def test_who_saves_from_a_replay_memory_between_cuts_pushes_out_none_of_a_whole_
         if folder.has_checkpoints(made.policies) and (folder.path / "cuts" / "actor-0").exists():
             whole_cut = cuts.newest_whole_cut(folder, made)
             seen.append(int(whole_cut[folder.checkpoints("other")].name.removeprefix("update-")))
-        if len({*seen}) > 4:
+        if len({*seen}) > 2:
             control.stop()
 
     train(made, launch="inline", run_dir=folder.path, quiet=True, on_update=on_update)

@@ -37,6 +37,7 @@ from tidemill.streams.inline import InlineInferenceClient
 from tidemill.testing.scripted import reward_of
 from tidemill.trained.episode_player import Played, Player
 from tidemill.trained.evaluate import EvaluationResult, _play, bootstrap, evaluate
+from tidemill.trained.play import play
 
 
 class Ticker:
@@ -227,6 +228,15 @@ def test_impossible_wishes_are_refused(run: Path) -> None:
         evaluate(run, 0)
     with pytest.raises(RunError, match='no actors called "actr"; did you mean "actor"'):
         evaluate(run, 1, actor="actr")
+
+
+def test_an_environment_that_calls_exit_does_not_end_the_callers_program(
+    run: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(LaneLoop, "recv", Mock(side_effect=SystemExit(0)))
+    for call in (lambda: evaluate(run, 1, quiet=True), lambda: play(run, tmp_path / "v.mp4")):
+        with pytest.raises(EnvironmentFault, match=r"sys\.exit\(0\) was called by the environment"):
+            call()
 
 
 def test_an_environment_with_other_spaces_than_those_trained_in_is_refused(run: Path) -> None:

@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 from typer.core import TyperGroup
 
-from tidemill.core.errors import SIGNALLED, Interrupted, TidemillError, message_of, place
+from tidemill.core.errors import SIGNALLED, Interrupted, TidemillError, message_of, no_exits, place
 from tidemill.core.forgiving_output import forgiving_output, printable
 from tidemill.core.user_code_loading import is_installed
 from tidemill.run.trust import Trust
@@ -42,7 +42,8 @@ def friendly(function: Callable[P, None]) -> Callable[P, None]:
     @wraps(function)
     def wrapped(*args: P.args, **kwargs: P.kwargs) -> None:
         try:
-            function(*args, **kwargs)
+            with no_exits():
+                function(*args, **kwargs)
         except Interrupted as error:
             from tidemill.run.interrupts import exit_status
 
@@ -58,12 +59,6 @@ def friendly(function: Callable[P, None]) -> Callable[P, None]:
             raise typer.Exit(1) from None
         except SIGNALLED:
             raise
-        except SystemExit as error:  # else it would end the command as if all was well
-            text = (
-                f"sys.exit({error.code!r}) was called by the environment, or another part of the experiment"
-            )
-            print(f"error: {printable(text + place(error))}", file=sys.stderr)
-            raise typer.Exit(1) from None
         except BaseException as error:
             where = place(error, _own)
             if not where:

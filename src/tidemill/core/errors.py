@@ -331,6 +331,19 @@ def place(error: BaseException | None, counts: Callable[[str], bool] = bool) -> 
     return f" ({frames[-1].filename}, line {frames[-1].lineno}, in {frames[-1].name})" if frames else ""
 
 
+@contextmanager
+def no_exits() -> Iterator[None]:
+    """Raise `EnvironmentFault` in place of a `SystemExit`, which would end the caller's
+    program as if that was what it wanted."""
+    try:
+        yield
+    except SystemExit as error:
+        raise EnvironmentFault(
+            f"sys.exit({error.code!r}) was called by the environment, or another part of the experiment"
+            f"{place(error)}"
+        ) from error
+
+
 def returned(found: Any, kind: type[T], by: Callable[..., Any]) -> T:
     """Return what was `found` by a call of a part that may be a user's own. Raises
     `ConfigError` unless it is a `kind`."""

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from rich.progress import MofNCompleteColumn, TimeRemainingColumn
 
 from tidemill.core.config import check_counts
-from tidemill.core.errors import RunError
+from tidemill.core.errors import RunError, no_exits
 from tidemill.core.forgiving_output import forgiving_output
 from tidemill.core.seeding import derive_seed
 from tidemill.run.folder import RunFolder
@@ -82,6 +82,7 @@ class EvaluationResult:
 
 
 @forgiving_output()
+@no_exits()
 def evaluate(
     run: str | Path,
     episodes: int = 100,

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from rich.progress import TimeElapsedColumn
 
 from tidemill.api.environment import Environment
-from tidemill.core.errors import ConfigError, RunError, fault_of, message_of
+from tidemill.core.errors import ConfigError, RunError, fault_of, message_of, no_exits
 from tidemill.core.forgiving_output import forgiving_output
 from tidemill.core.seeding import derive_seed
 from tidemill.envs.space_values import brief
@@ -45,6 +45,7 @@ class Video:
 
 
 @forgiving_output()
+@no_exits()
 def play(
     run: str | Path,
     video: str | Path | None,
