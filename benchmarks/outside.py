@@ -14,6 +14,7 @@ from pathlib import Path
 import psutil
 from bridge_kills import folders, lives
 from fault_rows.runs import processes
+from fault_rows.taken import MET
 from faulty import DEADLINE, LONGEST, SAVING, NoFault, Run, faulty_cartpole, judged, later, stop_for, trainers
 from memory_groups import MemoryGroup, NoGroup, memory_group
 from shares import NoShare, Share, share_in
@@ -317,8 +318,14 @@ def lose_share(run: Run, draw: random.Random, whose: str) -> None:
 
 def strike_tracker(run: Run, draw: random.Random, whose: str, how: str, longest: float = 0.0) -> None:
     """Have the run's tracker fail so (`Away` in `fault_rows/experiments.py`): for some
-    seconds, `longest` at most; 0: for ever."""
-    file = run.path.parent / how
+    seconds since the first record that meets that, `longest` at most; 0: for ever."""
+    file, seconds = run.path.parent / how, draw.uniform(1.0, longest) if longest else 0.0
     file.touch()
+
+    def end() -> None:
+        run.wait_for((file.parent / MET).exists)
+        time.sleep(seconds)
+        file.unlink(missing_ok=True)
+
     if longest:
-        later(draw.uniform(1.0, longest), lambda: file.unlink(missing_ok=True))
+        later(0.0, end)
