@@ -219,3 +219,12 @@ def test_what_a_users_code_raises_is_no_success(
     (tmp_path / "own.py").write_text(f"def experiment():\n    {raises}\n")
     text = refused(command, f"{tmp_path / 'own.py'}:experiment")
     assert told in text and "own.py, line 2, in experiment)" in text
+
+
+def test_an_interrupt_says_where_it_came(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A user's code may have raised it."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "own.py").write_text("def experiment():\n    raise KeyboardInterrupt\n")
+    result = tidemill("check-env", f"{tmp_path / 'own.py'}:experiment")
+    assert result.exit_code == 130
+    assert result.output == f"interrupted: KeyboardInterrupt ({tmp_path / 'own.py'}, line 2, in experiment)\n"

@@ -4,6 +4,10 @@ import errno
 import os
 import subprocess
 import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
 
 from tidemill.core.resource_shortage import why
 
@@ -21,6 +25,17 @@ def test_what_has_run_out_is_named_with_its_cure() -> None:
     ):
         assert why(error(number)).startswith(f"{os.strerror(number)}: no ") and cure in why(error(number))
     assert "no more processes or threads" in why(RuntimeError("can't start new thread"))
+
+
+def test_where_no_inode_is_left_space_is_not_what_helps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(tmp_path / "file"))
+    assert why(full) == "No space left on device"
+    for files, left, said in ((1000, 0, True), (0, 0, False), (1000, 7, False)):
+        facts = SimpleNamespace(f_files=files, f_favail=left)
+        monkeypatch.setattr(os, "statvfs", lambda folder, facts=facts: facts)
+        assert ("no inode is left (df -i)" in why(full)) is said
 
 
 def test_all_else_is_what_it_says() -> None:

@@ -104,7 +104,14 @@ def test_a_process_that_was_started_early_is_taken_only_if_it_was_started_so(
     with monkeypatch.context() as elsewhere:
         elsewhere.setattr(os, "sched_getaffinity", lambda _: {0, 1, 1000})
         assert spares.take(COMMAND, variables) is None
-    assert spares.waiting == early and spares.one_lives()
+    assert spares.waiting == early and spares.has(COMMAND, variables)
+    alone = Spares()
+    alone.start(COMMAND, variables)
+    (let_go,) = alone.waiting
+    assert not alone.has(COMMAND, environment(2))
+    assert let_go.process.wait(120) == 0
+    assert alone.waiting == []
+    alone.end()
     taken = [spares.take(list(COMMAND), variables) for _ in range(3)]
     assert taken == [*early, None]
     for worker in early:
@@ -119,7 +126,7 @@ def test_a_dead_one_is_not_taken() -> None:
     dead.process.kill()
     dead.process.wait()
     assert spares.take(COMMAND, environment(1)) is alive
-    assert not spares.one_lives()
+    assert not spares.has(COMMAND, environment(1))
     alive.end()
     spares.end()
 
@@ -174,6 +181,40 @@ def test_who_dies_lives_again_in_a_process_that_has_waited_for_that(tmp_path: Pa
         run.main.send_signal(signal.SIGKILL)
         run.main.wait()
         run.nothing_is_left()
+    finally:
+        run.kill_all()
+
+
+# what has the main process fork one that lives on, once all run
+FORKING = f"""
+import os, threading, time
+from pathlib import Path
+{AT_ONCE}
+def fork():
+    while not Path("run/metrics.jsonl").exists() or not os.path.getsize("run/metrics.jsonl"):
+        time.sleep(0.01)
+    if (child := os.fork()):
+        Path("forking").write_text(str(child))
+        Path("forking").rename("forked")
+    else:
+        time.sleep(600)
+        os._exit(0)
+threading.Thread(target=fork, daemon=True).start()
+"""
+
+
+def test_who_is_killed_leaves_no_worker_though_what_it_forked_lives_on(tmp_path: Path) -> None:
+    """That holds the other ends of all of its sockets."""
+    run = Run(tmp_path, "cartpole", "--set", "limits.seconds=600", code=FORKING)
+    try:
+        run.wait_for_file(run.folder / "forked", "it forks")
+        spare = spare_of(run)
+        left = [spare.pid, *(worker.pid for worker in workers_of(run.main.pid).values())]
+        assert len(left) == 4
+        run.main.send_signal(signal.SIGKILL)
+        run.main.wait()
+        wait_until(lambda: not any(map(psutil.pid_exists, left)), 60, "no worker is left")
+        assert psutil.pid_exists(int((run.folder / "forked").read_text()))
     finally:
         run.kill_all()
 

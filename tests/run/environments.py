@@ -75,6 +75,15 @@ class Quits(Talker):
         return super().step(action)
 
 
+class Forks(Talker):
+    """Forks itself in its 200th step, and both go on."""
+
+    def step(self, action: Any) -> Any:
+        if self.steps == 200 and os.fork():
+            os.wait()  # what that writes is there, then
+        return super().step(action)
+
+
 class Numbered(Talker):
     """Sees which copy it is, as its seed says, in which episode and at which step, and is
     paid a number that follows from these."""

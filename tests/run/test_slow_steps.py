@@ -5,13 +5,22 @@ import signal
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
+from tests.run.experiments import equal
 from tests.run.watching import Run, ended_well, wait_until
 from typer.testing import CliRunner
 
+from tidemill.api.control_messages import State
 from tidemill.cli.main import app
+from tidemill.core.clock import awake
+from tidemill.run import ending
 from tidemill.run.events import read_events
+from tidemill.run.interrupts import GRACE
+from tidemill.run.member import Member
+from tidemill.run.run_state import RunState
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="looks into /proc")
 EARLY = "from tidemill.run import interrupts\ninterrupts.HURRY = 1.0"
@@ -79,3 +88,30 @@ def test_an_equal_trainer_answers_after_one_of_its_actor_s_steps(start: Callable
     assert {event.worker for event in events if event.what == "died"} == {"actor-1", "trainer-1"}
     assert not any(event.what == "went back" for event in events)
     run.nothing_is_left()
+
+
+@pytest.mark.parametrize(
+    ("statistics", "seconds"), [({"tick_longest": 16.0}, 16), ({"tick_p99": 3.0}, 3), ({}, 0)]
+)
+def test_who_has_turns_with_slow_lanes_has_time_for_one_more_tick(
+    statistics: dict[str, float], seconds: int
+) -> None:
+    """Also where fewer than 100 are known; and what helps is said."""
+    made = equal()
+    state = RunState(made)
+    for name, config in made.members():
+        state.members[name] = Member(config, Mock(), State.RUNNING)
+    state.members["actor-1"].statistics = statistics
+    launcher = SimpleNamespace(takes_turns=False, condition=lambda name: "")
+    stalls = Mock(trains=lambda name: False)
+    run = ending.Ending(made, launcher, state, Mock(), stalls, Mock())  # type: ignore[arg-type]
+    before = awake()
+    run._extend()
+    assert run.deadline is not None
+    assert before <= run.deadline - ending.EXIT_DEADLINE - seconds <= awake()
+    assert state.interrupts.grace == GRACE + seconds
+    told = run._slow_turns({"trainer-1"})
+    assert (f"A tick of actor-1 takes {seconds} s" in told and "take fewer lanes" in told) is (seconds > 0)
+    assert run._slow_turns({"trainer-0"}) == ""  # in another process
+    forced = run._why_forced("actor-1", state.members["actor-1"])
+    assert ("was in a tick" in forced) is (seconds > 0) and ("hangs" in forced) is (seconds == 0)

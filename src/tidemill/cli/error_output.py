@@ -57,6 +57,9 @@ def friendly(function: Callable[P, None]) -> Callable[P, None]:
                 raise
             print("error: the working directory was removed; go to another one", file=sys.stderr)
             raise typer.Exit(1) from None
+        except KeyboardInterrupt as error:  # an environment of ours may have raised it, too
+            print(f"interrupted: KeyboardInterrupt{printable(place(error, _own))}", file=sys.stderr)
+            raise typer.Exit(130) from None
         except SIGNALLED:
             raise
         except BaseException as error:

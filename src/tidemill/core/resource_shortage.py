@@ -2,7 +2,9 @@
 in words, with what mends that."""
 
 import errno
+import os
 import sys
+from contextlib import suppress
 
 from tidemill.core.errors import message_of, place
 
@@ -16,7 +18,20 @@ def why(error: BaseException) -> str:
         return f"{text}{_more(errno.ENOMEM)}".removeprefix(": ")
     if isinstance(error, RuntimeError):
         return f"{text}{_more(errno.EAGAIN)}" if "can't start new thread" in text else text
-    return f"{error.strerror or text}{_more(error.errno)}" if isinstance(error, OSError) else text
+    if not isinstance(error, OSError):
+        return text
+    more = _more(error.errno)
+    if error.errno == errno.ENOSPC and _lacks_inodes(error.filename):
+        more = ": no inode is left (df -i), so that space alone does not help: remove files there"
+    return f"{error.strerror or text}{more}"
+
+
+def _lacks_inodes(file: object) -> bool:
+    """True where the disk of a file may take no other one, however much is free."""
+    with suppress(OSError, TypeError, ValueError):
+        found = os.statvfs(os.path.dirname(os.fspath(file)) or ".")  # type: ignore[call-overload]
+        return found.f_files > 0 and found.f_favail == 0
+    return False
 
 
 def cause_of(error: Exception) -> str:

@@ -55,6 +55,10 @@ class StepTimes:
         newest = sorted(self._newest.copy())
         return newest[len(newest) * 99 // 100]
 
+    def longest(self) -> float:
+        """Return how long the longest of these steps took, 0 where none is known."""
+        return max(self._newest.copy(), default=0.0)
+
     def deadline(self, resetting: bool) -> float:
         """Return how many seconds the step, or reset, under way may take."""
         if self.given is not None or resetting:

@@ -49,10 +49,14 @@ def main() -> None:
     keep_freed()
     _leave_signals_to_runner()
     runner = os.getppid()
+    # what the runner has forked holds its ends of all sockets, too
+    gone = -1
+    with suppress(OSError):  # it is no process that can be seen from here
+        gone = os.pidfd_open(runner)
     if not select.select([0], [], [], 0)[0]:  # one of `Spares`
         _show_name(SPARE)
         _import_ahead()
-    if (received := receive_order()) is None:
+    if (received := receive_order(gone)) is None:
         return
     text, (output, *descriptors) = received
     for standard in (1, 2):
@@ -74,7 +78,7 @@ def main() -> None:
     bell = EventBell(order.bell)
     links = [SocketLink(socket.socket(fileno=ends.link)) for ends in order.ends]
     try:
-        watched = lifeline, order.asked, order.stacks, order.mark
+        watched = lifeline, gone, order.asked, order.stacks, order.mark
         threading.Thread(target=_end_with_runner, args=watched, name="lifeline", daemon=True).start()
     except RuntimeError as error:
         links[0].send(pack(Status(State.FAILED, error=why(error))))
@@ -145,13 +149,15 @@ def _take_signals_again() -> None:
             signal.signal(number, signal.SIG_DFL)
 
 
-def _end_with_runner(link: int, asked: int, stacks: int, mark: str) -> None:
+def _end_with_runner(link: int, gone: int, asked: int, stacks: int, mark: str) -> None:
     """Write down where the workers' thread is, in `stacks`, whenever that is `asked`,
-    until the runner is gone; a worker that is still here a little later (its environment
-    hangs) is ended."""
+    until the runner is `gone` (its pidfd, or -1), or has hung up; a worker that is still
+    here a little later (its environment hangs) is ended."""
     poll = select.poll()
     poll.register(link, 0)  # hang-up is always reported
     poll.register(asked, select.POLLIN)
+    if gone >= 0:
+        poll.register(gone, select.POLLIN)
     while all(descriptor == asked for descriptor, _ in poll.poll()):
         with suppress(OSError):  # memory that is full is not ours to tell
             os.eventfd_read(asked)

@@ -370,9 +370,10 @@ class ProcessesLauncher(Launcher):
         (command, math_threads), _ = self._started.most_common(1)[0]
         # a command of a worker's own may name it
         alike = all(other == command for other, _ in self._started)
-        if lives and alike and not self._spares.one_lives() and memory.available() > _SPARE_BYTES:
+        variables = environment(math_threads)
+        if lives and alike and not self._spares.has(command, variables) and memory.available() > _SPARE_BYTES:
             with contextlib.suppress(OSError):
-                self._spares.start(command, environment(math_threads))
+                self._spares.start(command, variables)
 
     def obituary(self, worker: str) -> str:
         group = self._group_of[worker]

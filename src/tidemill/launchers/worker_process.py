@@ -10,6 +10,7 @@ dies next.
 import atexit
 import contextlib
 import os
+import select
 import signal
 import socket
 import subprocess
@@ -70,9 +71,13 @@ class WorkerProcess:
             for first in range(0, len(descriptors), _BATCH):
                 socket.send_fds(self._socket, [b"\0"], descriptors[first : first + _BATCH])
 
+    def let_go(self) -> None:
+        """Have a process that gets no order end by itself."""
+        self._socket.close()
+
     def end(self) -> None:
         """End a process that gets no order."""
-        self._socket.close()
+        self.let_go()
         self.process.kill()
         await_end(self.process, "a worker's process that got no order")
 
@@ -94,6 +99,7 @@ class Spares:
 
     def __init__(self) -> None:
         self.waiting: list[WorkerProcess] = []
+        self._left: list[WorkerProcess] = []  # which nobody can take any more
 
     def start(self, command: Sequence[str], variables: Mapping[str, str]) -> None:
         """Start one with this command and these environment variables. Raises `OSError`
@@ -103,21 +109,34 @@ class Spares:
     def take(self, command: Sequence[str], variables: Mapping[str, str]) -> WorkerProcess | None:
         """Return one that lives, and was started as one would be now; None where there is
         none."""
+        if (found := self._found(command, variables)) is not None:
+            self.waiting.remove(found)
+        return found
+
+    def has(self, command: Sequence[str], variables: Mapping[str, str]) -> bool:
+        """True while there is one to take. Where there is none, those that wait are let
+        go: they were started by other surroundings than there are."""
+        if self._found(command, variables) is not None:
+            return True
         for process in self.waiting:
-            same = process.command == tuple(command) and process.environment == variables
-            if same and process.place == _place() and process.process.poll() is None:
-                self.waiting.remove(process)
+            process.let_go()
+        self._left += self.waiting
+        self.waiting = []
+        return False
+
+    def _found(self, command: Sequence[str], variables: Mapping[str, str]) -> WorkerProcess | None:
+        wanted = tuple(command), variables, _place()
+        for process in self.waiting:
+            own = process.command, process.environment, process.place
+            if own == wanted and process.process.poll() is None:
                 return process
         return None
 
-    def one_lives(self) -> bool:
-        """True while there is one that may be taken."""
-        return any(process.process.poll() is None for process in self.waiting)
-
     def end(self) -> None:
         """End all that nobody needs."""
-        while self.waiting:
-            self.waiting.pop().end()
+        for processes in (self.waiting, self._left):
+            while processes:
+                processes.pop().end()
 
 
 def _place() -> tuple[str, frozenset[int]]:
@@ -140,13 +159,19 @@ def start_early(count: int) -> None:
         EARLY.start(COMMAND, environment(1))
 
 
-def receive_order() -> tuple[bytes, list[int]] | None:
+def receive_order(gone: int = -1) -> tuple[bytes, list[int]] | None:
     """Return what this process was sent, and its copies of the descriptors; None where
-    whoever started it has no order for it, or is gone. Standard input is empty from then
-    on."""
+    whoever started it has no order for it, or is `gone` (its pidfd; -1: none). Standard
+    input is empty from then on."""
     with socket.socket(fileno=os.dup(0)) as connection:
         with open(os.devnull, "rb") as nothing:
             os.dup2(nothing.fileno(), 0)
+        either = select.poll()
+        for descriptor in (connection.fileno(), gone):
+            if descriptor >= 0:
+                either.register(descriptor, select.POLLIN)
+        if connection.fileno() not in dict(either.poll()):
+            return None
         head = connection.recv(2 * _LENGTH, socket.MSG_WAITALL)
         length, count = (int.from_bytes(part, "little") for part in (head[:_LENGTH], head[_LENGTH:]))
         order = connection.recv(length, socket.MSG_WAITALL) if length else b""

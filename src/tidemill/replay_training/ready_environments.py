@@ -18,6 +18,7 @@ from tidemill.api.environment import Environment, NotReady, Tick
 from tidemill.core.bell_batching import BatchedRings
 from tidemill.core.clock import Clock, awake
 from tidemill.core.errors import EnvironmentFault
+from tidemill.core.forks import end_in_fork, forks
 from tidemill.core.schema import Arrays
 from tidemill.core.thread_loop import run_ready
 from tidemill.replay_training.granted_order import GrantedOrder, credits_of
@@ -82,7 +83,7 @@ class ReadyBatch(GrantedOrder):
         self._members = [
             _member(env, agent, tick, slice(i * lanes, (i + 1) * lanes)) for i, env in enumerate(environments)
         ]
-        self._stage = 0
+        self._forks, self._stage = forks(), 0
         self._rung: deque[int] = deque()  # by environments, in their threads
         self._away = [False] * len(environments)  # sent and not yet received
         self._back: set[int] = set()  # these have answered
@@ -186,6 +187,7 @@ class ReadyBatch(GrantedOrder):
                 self._failed(target, fault)
                 raise
             away[target] = False
+        end_in_fork(self._forks)
         self._clock.enter(left)
         if not numbers:
             return False

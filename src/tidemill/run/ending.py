@@ -1,7 +1,7 @@
 """How a run ends: its trainers are told to finish and have a while for it, then all
 others are, and who does not come to an end is named."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import cached_property
 
 from tidemill.api.control_messages import ENDED, Exit, Hurry, State, pack, unpack_up
@@ -23,6 +23,7 @@ from tidemill.workers.actor_config import ActorConfig
 from tidemill.workers.cut_files import go_back_together
 
 EXIT_DEADLINE = 12.0  # seconds in which none of the trainers that are told to finish is at work
+SLOW_TICK = 1.0  # seconds from which on a tick is said to have kept a trainer from its turn
 CLOSE_DEADLINE = 4.0  # seconds that workers have to report their end, and again to be gone
 SAVE_DEADLINE = 60.0  # that a trainer has besides which writes its checkpoint by then
 
@@ -55,6 +56,7 @@ class Ending:
         self._turns = [names for names in turns if any(members[name].limited for name in names)]
         self._cuts, self._stalls, self._conditions = cuts, stalls, conditions
         state.interrupts.grace += max((config.farewell_s for _, config in experiment.members()), default=0.0)
+        self._grace = state.interrupts.grace
         self.deadline: float | None = None
         self._told_at = 0.0  # when trainers were told to finish
         self.patience = 0.1
@@ -106,8 +108,10 @@ class Ending:
     def _extend(self) -> None:
         """Give trainers that are to finish all of their time again: they hear it once
         actors that they take turns with are through their ticks."""
-        ticks = (sum(self._state.members[name].tick for name in names) for names in self._turns)
-        self.deadline = awake() + EXIT_DEADLINE + max(ticks, default=0.0)
+        turns = (sum(self._state.members[name].tick for name in names) for names in self._turns)
+        ticks = max(turns, default=0.0)
+        self.deadline = awake() + EXIT_DEADLINE + ticks
+        self._state.interrupts.grace = self._grace + ticks
 
     def hurry(self) -> None:
         """Tell trainers where a signal's time is running out. Another thread does it,
@@ -135,7 +139,25 @@ class Ending:
             return
         raise RunError(
             f"{', '.join(living)} did not finish within {seconds:.0f} s after it was told to "
-            f"({self._state.reason}){self._stalls.conditions_of(living)}"
+            f"({self._state.reason}){self._stalls.conditions_of(living)}{self._slow_turns(living)}"
+        )
+
+    def _slow_turns(self, living: Collection[str]) -> str:
+        """Return what helps where trainers have had no turn yet, since an actor of their
+        thread takes long; else ""."""
+        ticks = {
+            name: self._state.members[name].tick
+            for names in self._turns
+            if not {*names}.isdisjoint(living)
+            for name in names
+        }
+        slowest = max(ticks, key=ticks.__getitem__, default="")
+        if ticks.get(slowest, 0.0) < SLOW_TICK:
+            return ""
+        return (
+            f". A tick of {slowest} takes {ticks[slowest]:.3g} s, in which nobody else of its thread has a "
+            "turn: take fewer lanes, have them step in threads (threads of Gymnasium), or have the trainer "
+            "in a process of its own (--layout actors=1,trainers=1)"
         )
 
     def goes_back(self, name: str) -> bool:
@@ -284,6 +306,11 @@ class Ending:
             return (
                 f"{name} was in an update, which did not end within {CLOSE_DEADLINE:.0f} s after the "
                 "run had; it was ended by force, and that update is lost"
+            )
+        if awake() - member.heard < member.tick:
+            return (
+                f"{name} was in a tick of its environments, which have taken {member.tick:.3g} s; the run is "
+                "over, and it was ended by force"
             )
         where = ", most likely in its environment" if member.config.owns_environment else ""
         return (

@@ -117,9 +117,9 @@ class Member:
 
     @property
     def tick(self) -> float:
-        """Seconds that 99 in 100 of its newest ticks took; 0 where that is not known: of
-        an actor at its beginning, and of all others."""
-        return self.statistics.get("tick_p99", 0.0)
+        """Seconds that 99 in 100 of an actor's newest ticks took; of fewer than 100 the
+        longest. 0 where none is known, and of all others."""
+        return self.statistics.get("tick_p99", self.statistics.get("tick_longest", 0.0))
 
     def note_statistics(self, message: WorkerStatistics) -> None:
         """Note its regular statistics: the shares of its time, its rate, and all the

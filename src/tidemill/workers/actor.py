@@ -369,8 +369,8 @@ class ActorWorker(Worker):
         return sum(agent.writer.unfilled() for _, agent in self.order.agents)
 
     def _paces(self) -> dict[str, float]:
-        p99 = self._times.p99()
-        return {} if p99 is None else {"tick_p99": p99}
+        p99, longest = self._times.p99(), self._times.longest()
+        return {"tick_longest": longest} if p99 is None else {"tick_p99": p99}
 
     def _ticked(self, seconds: float, resets: bool) -> None:
         """Take note of a tick, and let the runner know that the actor is alive, and

@@ -14,6 +14,7 @@ from tidemill.api.worker import Context
 from tidemill.core.clock import Clock, awake
 from tidemill.core.cut import Part
 from tidemill.core.errors import ConfigError, EnvironmentFault
+from tidemill.core.forks import end_in_fork, forks
 from tidemill.core.step_deadlines import FIRST, deadline
 from tidemill.envs.step_limit import cut
 from tidemill.workers.actor_config import ActorConfig
@@ -88,6 +89,7 @@ class EnvTarget:
             agent.hear = partial(self._hear, group)
         self._clock, self._info_reader = clock, info_reader
         self.number, self._gate, self._ticked = number, gate, ticked
+        self._forks = forks()
         self._sending = 0.0  # seconds that the tick has taken when it began
         self._stage = 0
         self._stepping = False  # sent and not yet received
@@ -188,6 +190,7 @@ class EnvTarget:
         except NotReady:
             self._clock.enter(left)
             return False
+        end_in_fork(self._forks)
         self._clock.enter(left)
         self._stepping = False
         seconds = self._sending + self._clock.last

@@ -1,0 +1,37 @@
+"""Environments that fork themselves, and whose children go on as if they were the
+worker."""
+
+import sys
+from pathlib import Path
+
+import pytest
+from tests.run.experiments import ENVIRONMENTS
+from tests.run.watching import EXPERIMENTS, leftovers
+
+from tidemill import Gymnasium, Limits
+from tidemill.core.user_code_loading import load_file
+from tidemill.training.train import train
+
+pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="processes need Linux")
+experiments = load_file(EXPERIMENTS, "test")
+
+
+@pytest.mark.parametrize("memory", [False, True])
+def test_a_fork_that_comes_back_from_a_step_is_ended(memory: bool, tmp_path: Path) -> None:
+    forking = Gymnasium(make=f"{ENVIRONMENTS}:Forks")
+    made = experiments.from_memory(forking) if memory else experiments.experiment(forking, lanes=1)
+    if memory:  # else the child would fork itself in other lanes
+        made = made.replace(workers={**made.workers, "actor": made.workers["actor"].replace(ring=1)})
+    result = train(
+        made.replace(limits=Limits(steps=2000)),
+        launch="processes",
+        layout="given",
+        run_dir=tmp_path / "run",
+        source=EXPERIMENTS,
+        quiet=True,
+    )
+    assert result.summary["status"] == "completed"
+    (log,) = (tmp_path / "run" / "logs").glob("actor*.log")
+    assert log.read_text().count("came back from a step as if it were the worker, and was ended") == 1
+    assert result.summary["episodes"] < 300  # of ten steps each
+    assert leftovers(tmp_path / "run") == []
