@@ -12,7 +12,7 @@ from tidemill.algorithms.qr_dqn import QRDQN
 from tidemill.api.algorithm import Sample
 from tidemill.api.schedule import LinearSchedule
 from tidemill.api.spaces import Box, Dict, Discrete, Spaces
-from tidemill.core.errors import ConfigError, EnvironmentFault, RunError
+from tidemill.core.errors import ConfigError, RunError
 from tidemill.nets.actor_critic import ActorCritic
 from tidemill.nets.q_network import QNetwork
 
@@ -123,24 +123,6 @@ def test_what_is_forbidden_next_is_not_hoped_for():
     batch = {name: array[0] for name, array in sample.items()}
     _, _, error, value = learner._differentiate(batch)
     np.testing.assert_allclose(error, abs(value - 0.99 ** batch["steps"] * seen[1]), rtol=1e-4)
-
-
-@pytest.mark.parametrize("config", [DQN(), QRDQN()])
-def test_rows_that_allowed_nothing_are_refused_before_the_weights_change(config: DQN) -> None:
-    space = Dict({"seen": Box((3,), "float32"), "action_mask": Box((4,), "int8", (0,), (1,))})
-    quantiles = 5 if isinstance(config, QRDQN) else 0
-    policy = QNetwork(hidden=(8,), quantiles=quantiles).build(Spaces(space, Discrete(4)), 0)
-    learner = config.build(policy, 0)
-    seen, mask = np.ones((BATCH, 3), np.float32), np.ones((BATCH, 4), np.int8)
-    # the next one may be a final one, which nobody acts on
-    following = {"next.obs.seen": seen, "next.obs.action_mask": np.zeros_like(mask)}
-    sample = sample_of(**{"obs.seen": seen, "obs.action_mask": mask, **following})
-    learner.update([sample], 0)
-    sample["obs.action_mask"][0, 7] = 0
-    before = policy.flat.copy()
-    with pytest.raises(EnvironmentFault, match=r"action_mask allows no action in 1 of \d+ .*: row 7 "):
-        learner.update([sample], 0)
-    np.testing.assert_array_equal(policy.flat, before)
 
 
 @pytest.mark.parametrize(

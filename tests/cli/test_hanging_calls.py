@@ -80,5 +80,11 @@ def test_a_call_is_what_is_not_ours(monkeypatch: pytest.MonkeyPatch) -> None:
     assert hanging_calls._call_of(0) is None
     monkeypatch.setattr(hanging_calls, "_PACKAGE", hanging_calls.__file__)
     assert hanging_calls._call_of(own) is None  # it looks at itself
+    found: list[object] = []
+    asks = {"__name__": "click.termui", "look": hanging_calls._call_of, "own": own, "found": found}
+    exec(compile("def confirm(): found.append(look(own))", "termui.py", "exec"), asks)
+    monkeypatch.setattr(hanging_calls, "_PACKAGE", __file__)
+    asks["confirm"]()  # type: ignore[operator]
+    assert found == [None]
     monkeypatch.setattr(hanging_calls, "_PACKAGE", "nowhere")
     assert hanging_calls._call_of(own) is not None  # nothing is ours: the outermost one

@@ -76,11 +76,20 @@ class Quits(Talker):
 
 
 class Forks(Talker):
-    """Forks itself in its 200th step, and both go on."""
+    """Forks itself in its 200th step; its child comes back, too, raises or exits."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.how = how
 
     def step(self, action: Any) -> Any:
-        if self.steps == 200 and os.fork():
-            os.wait()  # what that writes is there, then
+        if self.steps == 200:
+            if os.fork():
+                os.wait()  # what that writes is there, then
+            elif self.how == "raises":
+                raise RuntimeError("no engine")
+            elif self.how == "exits":
+                sys.exit(0)
         return super().step(action)
 
 

@@ -323,16 +323,6 @@ def test_a_run_whose_masks_allow_nothing_ends_with_what_it_has_trained(tmp_path)
     assert trained > 1 and kept(tmp_path / "run")[-1] == trained
 
 
-def test_a_replay_memory_whose_masks_allow_nothing_ends_the_run_with_what_it_has_trained(tmp_path):
-    with pytest.raises(RunError, match="action_mask allows no action"):
-        tidemill.train(
-            Forbids, algorithm="dqn", steps=10**4, launch="inline", layout="given", run_dir=tmp_path / "run",
-            log="", quiet=True, lanes=1, warm_up=50, hidden=(8,), checkpoint_seconds=1e9, ratio="1",
-        )  # fmt: skip
-    trained = read_metrics(tmp_path / "run")[-1]["update"]
-    assert trained > 1 and kept(tmp_path / "run")[-1] == trained
-
-
 def test_the_rate_to_try_is_a_usual_one(tmp_path, spoil, capsys):
     spoil({2})
     run(tmp_path / "run", 3, learning_rate=1e5)

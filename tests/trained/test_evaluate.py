@@ -1,6 +1,7 @@
 """Evaluation: which episodes count, and what is made of them."""
 
 import json
+import signal
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -237,6 +238,21 @@ def test_an_environment_that_calls_exit_does_not_end_the_callers_program(
     for call in (lambda: evaluate(run, 1, quiet=True), lambda: play(run, tmp_path / "v.mp4")):
         with pytest.raises(EnvironmentFault, match=r"sys\.exit\(0\) was called by the environment"):
             call()
+
+
+def test_an_exit_of_the_callers_own_signal_handler_is_the_callers(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def leave(*_: object) -> None:
+        raise SystemExit(3)
+
+    before = signal.signal(signal.SIGUSR1, leave)
+    try:
+        monkeypatch.setattr(LaneLoop, "recv", lambda *_: signal.raise_signal(signal.SIGUSR1))
+        with pytest.raises(SystemExit):
+            evaluate(run, 1, quiet=True)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
 
 
 def test_an_environment_with_other_spaces_than_those_trained_in_is_refused(run: Path) -> None:

@@ -173,8 +173,7 @@ class DQNLearner(Algorithm):
 
     def update(self, samples: Sequence[Sample], steps: int) -> dict[str, float]:
         """See `Algorithm.update`. Raises `UpdateFault` when loss or gradient are not
-        finite, and `EnvironmentFault` when a mask has allowed nothing where an agent
-        acted; the weights stay as they were."""
+        finite; the weights stay as they were."""
         return _SILENT.copy().run(self._update, samples[0], steps)  # which looks for what is not
 
     def _update(self, sample: Sample, steps: int) -> dict[str, float]:
@@ -182,8 +181,6 @@ class DQNLearner(Algorithm):
         if len(arrays) != len(self._arrays) or not all(map(is_, arrays, self._arrays)):
             self._arrays, self._batch = arrays, {name: array[0] for name, array in sample.items()}
         batch = self._batch
-        if self.policy.mask is not None:
-            self.policy.mask.check(batch)
         self.policy.fold()
         before = self._rng.bit_generator.state if self.policy.shape.noise else None
         rows = len(batch["weight"])

@@ -44,8 +44,9 @@ def _watch(over: threading.Event, watched: int) -> None:
 
 def _call_of(thread: int) -> FrameType | None:
     """Return the outermost call of what is not ours that the innermost of ours has made;
-    None where a thread is in our own code."""
+    None where a thread is in our own code, or asks the user."""
     frame, call = sys._current_frames().get(thread), None
     while frame is not None and not frame.f_code.co_filename.startswith(_PACKAGE):
         call, frame = frame, frame.f_back
-    return call
+    asks = call is not None and call.f_globals.get("__name__", "").startswith(("click", "typer"))
+    return None if asks else call

@@ -38,6 +38,7 @@ TidemillError
 `BrokenOff` and `HangLeft` are none of them, and no `Exception`: a signal raises them.
 """
 
+import signal
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -334,10 +335,13 @@ def place(error: BaseException | None, counts: Callable[[str], bool] = bool) -> 
 @contextmanager
 def no_exits() -> Iterator[None]:
     """Raise `EnvironmentFault` in place of a `SystemExit`, which would end the caller's
-    program as if that was what it wanted."""
+    program as if that was what it wanted: not of one that a signal handler raised."""
     try:
         yield
     except SystemExit as error:
+        handlers = {getattr(signal.getsignal(number), "__code__", None) for number in signal.valid_signals()}
+        if any(frame.f_code in handlers for frame, _ in traceback.walk_tb(error.__traceback__)):
+            raise
         raise EnvironmentFault(
             f"sys.exit({error.code!r}) was called by the environment, or another part of the experiment"
             f"{place(error)}"

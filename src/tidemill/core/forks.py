@@ -1,11 +1,12 @@
 """Forks of this process that come back to what began before them: an environment that
-calls `os.fork`, and whose child returns, too, would have two processes play as one."""
+calls `os.fork`, and whose child returns, raises or exits, too, would have two processes
+play as one."""
 
 import os
 
 STATUS = 70  # with which such a fork ends
 _WHY = (
-    b"a process that an environment had forked came back from a step as if it were the worker, and was "
+    b"a process that an environment had forked came back as if it were the worker, and was "
     b"ended. Have such a child end by os._exit(), or take subprocess or multiprocessing for it\n"
 )
 _forks = 0  # between the process that imported this and this one

@@ -10,6 +10,7 @@ import signal
 import socket
 import threading
 import traceback
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from time import monotonic, sleep
@@ -26,7 +27,7 @@ from tidemill.core.errors import TidemillError, place
 from tidemill.core.forgiving_output import forgiving_output
 from tidemill.core.memory import keep_freed
 from tidemill.core.resource_shortage import why
-from tidemill.core.run_marks import end_marked, mark_started, marked
+from tidemill.core.run_marks import STARTER, end_marked, lives, mark_started, marked
 from tidemill.core.thread_stacks import stack_of
 from tidemill.core.user_code_loading import begin_to_work, expect, load_file, travel
 from tidemill.launchers.process_setup import ProcessSetup
@@ -53,6 +54,8 @@ def main() -> None:
     gone = -1
     with suppress(OSError):  # it is no process that can be seen from here
         gone = os.pidfd_open(runner)
+    if not lives(os.environ.get(STARTER, "")):  # it had ended before, and that is another one
+        return
     if not select.select([0], [], [], 0)[0]:  # one of `Spares`
         _show_name(SPARE)
         _import_ahead()
@@ -78,7 +81,8 @@ def main() -> None:
     bell = EventBell(order.bell)
     links = [SocketLink(socket.socket(fileno=ends.link)) for ends in order.ends]
     try:
-        watched = lifeline, gone, order.asked, order.stacks, order.mark
+        every = [each.link for each in order.ends]
+        watched = every, gone, order.asked, order.stacks, order.mark
         threading.Thread(target=_end_with_runner, args=watched, name="lifeline", daemon=True).start()
     except RuntimeError as error:
         links[0].send(pack(Status(State.FAILED, error=why(error))))
@@ -149,12 +153,12 @@ def _take_signals_again() -> None:
             signal.signal(number, signal.SIG_DFL)
 
 
-def _end_with_runner(link: int, gone: int, asked: int, stacks: int, mark: str) -> None:
+def _end_with_runner(links: Sequence[int], gone: int, asked: int, stacks: int, mark: str) -> None:
     """Write down where the workers' thread is, in `stacks`, whenever that is `asked`,
     until the runner is `gone` (its pidfd, or -1), or has hung up; a worker that is still
     here a little later (its environment hangs) is ended."""
     poll = select.poll()
-    poll.register(link, 0)  # hang-up is always reported
+    poll.register(links[0], 0)  # hang-up is always reported
     poll.register(asked, select.POLLIN)
     if gone >= 0:
         poll.register(gone, select.POLLIN)
@@ -162,6 +166,9 @@ def _end_with_runner(link: int, gone: int, asked: int, stacks: int, mark: str) -
         with suppress(OSError):  # memory that is full is not ours to tell
             os.eventfd_read(asked)
             os.write(stacks, dump_of(stack_of(threading.main_thread().ident)).encode())
+    for link in links:  # what the runner had forked may hold their other ends
+        with suppress(OSError), socket.socket(fileno=os.dup(link)) as connection:
+            connection.shutdown(socket.SHUT_RDWR)
     sleep(GRACE)
     _end_session(mark)
 

@@ -299,9 +299,6 @@ class ReplayTrainerWorker(Worker):
             self._summarise()
             learner.save_finite()
             raise
-        except EnvironmentFault:  # before its first step
-            learner.save_finite()
-            raise
         self.clock.enter(left)
         if learner.counters.skipped > skipped:
             self._forget_large()

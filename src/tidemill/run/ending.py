@@ -23,7 +23,8 @@ from tidemill.workers.actor_config import ActorConfig
 from tidemill.workers.cut_files import go_back_together
 
 EXIT_DEADLINE = 12.0  # seconds in which none of the trainers that are told to finish is at work
-SLOW_TICK = 1.0  # seconds from which on a tick is said to have kept a trainer from its turn
+SLOW_TICK = 6.0  # seconds from which on a tick is said to have kept a trainer from its turn
+MOST_TURN = 60.0  # seconds of ticks that are waited for: a first one may have compiled for minutes
 CLOSE_DEADLINE = 4.0  # seconds that workers have to report their end, and again to be gone
 SAVE_DEADLINE = 60.0  # that a trainer has besides which writes its checkpoint by then
 
@@ -109,7 +110,7 @@ class Ending:
         """Give trainers that are to finish all of their time again: they hear it once
         actors that they take turns with are through their ticks."""
         turns = (sum(self._state.members[name].tick for name in names) for names in self._turns)
-        ticks = max(turns, default=0.0)
+        ticks = min(max(turns, default=0.0), MOST_TURN)
         self.deadline = awake() + EXIT_DEADLINE + ticks
         self._state.interrupts.grace = self._grace + ticks
 
@@ -157,7 +158,7 @@ class Ending:
         return (
             f". A tick of {slowest} takes {ticks[slowest]:.3g} s, in which nobody else of its thread has a "
             "turn: take fewer lanes, have them step in threads (threads of Gymnasium), or have the trainer "
-            "in a process of its own (--layout actors=1,trainers=1)"
+            "in a process of its own (--launch processes --layout actors=1,trainers=1)"
         )
 
     def goes_back(self, name: str) -> bool:

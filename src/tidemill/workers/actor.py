@@ -30,6 +30,7 @@ from tidemill.api.worker import Context
 from tidemill.core.clock import awake
 from tidemill.core.cores import every_core
 from tidemill.core.errors import ConfigError, EnvironmentFault
+from tidemill.core.forks import end_in_fork
 from tidemill.core.step_deadlines import FIRST, StepTimes
 from tidemill.envs.fault_tolerant import Slots
 from tidemill.envs.hanging_threads import HANGING
@@ -272,6 +273,7 @@ class ActorWorker(Worker):
             return None
 
         def permit(fault: Exception) -> int:
+            end_in_fork(self._forks)
             record = self._faults.note(number, fault)
             try:
                 return restarts(fault, where)

@@ -48,6 +48,7 @@ from tidemill.api.control_messages import (
 from tidemill.api.worker import Context, WorkerHandle
 from tidemill.core.clock import Clock, awake
 from tidemill.core.errors import SIGNALLED, NoProgress, foreign, message_of, place, returned
+from tidemill.core.forks import end_in_fork, forks
 from tidemill.core.resource_shortage import why
 from tidemill.workers.cut_files import PartWriter
 
@@ -84,6 +85,7 @@ class Worker(WorkerHandle):
         self.context = context
         self.name = context.name
         self.clock = Clock()
+        self._forks = forks()
         self.state = State.CONFIGURING
         self.rescues = 0  # sleeps that nobody ended although there was something to do
         self.polls = 0  # progress counter of the poll loop
@@ -337,12 +339,14 @@ class Worker(WorkerHandle):
     def _look_at_link(self) -> bool:
         """Take in what it was told, which is obeyed in its next turn. False where the
         runner is gone."""
+        end_in_fork(self._forks)
         told = self.context.endpoints.link.receive()
         self._inbox += told or ()
         return told is not None
 
     def _obey(self) -> bool:
         """Carry out what the runner says. False when the worker has ended."""
+        end_in_fork(self._forks)
         messages = self.context.endpoints.link.receive()
         if messages is None and not self._inbox:  # the runner is gone: nobody to report to
             self.state = State.COMPLETED
@@ -412,6 +416,7 @@ class Worker(WorkerHandle):
 
     def report(self, message: Up) -> None:
         """Send a message up. Never waits."""
+        end_in_fork(self._forks)
         self.context.endpoints.link.send(pack(message))
 
     def _enter(self, status: Status) -> None:
