@@ -15,7 +15,7 @@ from typing import Any
 
 import identified
 import psutil
-from fault_rows.runs import BrokenPromise, Run, marked, processes
+from fault_rows.runs import BrokenPromise, Run, marked
 from networked import settings
 from networks import Network
 from sleeping import Sleeping
@@ -193,8 +193,13 @@ class ClusterRun(Run):
             found = []
             agents = self.agents()
             for name in (host, *(name for name in agents if name.startswith(f"{host}#"))):
-                with suppress(psutil.Error, KeyError):
-                    found += processes(agents[name].pid).values()
+                with suppress(psutil.Error, KeyError, OSError):
+                    # one that waits for the next life has no output yet
+                    found += [
+                        child
+                        for child in agents[name].children()
+                        if WORKER in child.cmdline() and os.readlink(f"/proc/{child.pid}/fd/1") != os.devnull
+                    ]
             return found
 
         found = self.wait_for(look, f"{host} has a worker")

@@ -27,7 +27,7 @@ from tests.launchers.host_launchers import (
     ThreeHosts,
     TwoHosts,
 )
-from tests.run.watching import Run, wait_until, workers_of
+from tests.run.watching import Run, log_of, wait_until
 
 import tidemill.training.train
 from tidemill import (
@@ -271,8 +271,11 @@ def worker_of(process: psutil.Process) -> psutil.Process:
 
     def look() -> bool:
         found.clear()
-        with suppress(psutil.Error):  # it has ended meanwhile
-            found.extend(workers_of(process.pid).values())
+        for child in process.children():
+            with suppress(psutil.Error):  # it has ended meanwhile
+                # one that waits for the next life has no output yet
+                if "tidemill.launchers.entry" in child.cmdline() and log_of(child) != Path(os.devnull):
+                    found.append(child)
         return bool(found)
 
     wait_until(look, 60, "the host has workers")
