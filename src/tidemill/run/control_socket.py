@@ -58,17 +58,17 @@ class ControlSocket:
         if self._path is not None:
             self._path.unlink(missing_ok=True)  # the folder's lock is held: it is a dead run's
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        mask = os.umask(0o177)
         try:
             self._socket.bind(address)
+            if self._path is not None:
+                # nobody connects before `listen`; the umask would be all threads'
+                self._path.chmod(0o600)
         except OSError as error:
             self._socket.close()
             raise RunError(
                 f"{folder}: its control socket cannot be made: {error.strerror}; name another folder with "
                 "--run-dir"
             ) from None
-        finally:
-            os.umask(mask)
         self._socket.listen(4)
         self._socket.setblocking(False)
 
