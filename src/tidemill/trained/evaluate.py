@@ -113,7 +113,8 @@ def evaluate(
         several
     quiet: show no progress
 
-    Raises `RunError`, `ConfigError`, `CheckpointError` or `DatabaseError`.
+    Raises `RunError`, `ConfigError`, `CheckpointError` or `DatabaseError`, and
+    `EnvironmentFault` where the environment calls `sys.exit`.
     """
     check_counts(episodes=episodes, lanes=lanes)
     folder = RunFolder.open(Path(run))
