@@ -32,8 +32,14 @@ def test_where_no_inode_is_left_space_is_not_what_helps(
 ) -> None:
     full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(tmp_path / "file"))
     assert why(full) == "No space left on device"
-    for files, left, said in ((1000, 0, True), (0, 0, False), (1000, 7, False)):
-        facts = SimpleNamespace(f_files=files, f_favail=left)
+    # the last one makes inodes of what space is free: of none
+    for files, left, free, said in (
+        (1000, 0, 5, True),
+        (0, 0, 5, False),
+        (1000, 7, 5, False),
+        (1000, 0, 0, False),
+    ):
+        facts = SimpleNamespace(f_files=files, f_favail=left, f_bavail=free)
         monkeypatch.setattr(os, "statvfs", lambda folder, facts=facts: facts)
         assert ("no inode is left (df -i)" in why(full)) is said
 

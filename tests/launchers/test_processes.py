@@ -13,7 +13,7 @@ import pytest
 from benchmarks.works import cartpole_small
 
 from tidemill.core.control_groups import MemoryKills
-from tidemill.core.folder_thread import FolderThread
+from tidemill.core.folder_thread import FolderThread, Unanswered
 from tidemill.launchers import processes
 from tidemill.launchers.cause_of_end import killer
 from tidemill.launchers.processes import ProcessesLauncher, layer_threads
@@ -89,6 +89,22 @@ def test_a_kill_for_want_of_memory_explains_one_end_alone(dying: SimpleNamespace
             assert told in dying.launcher.obituary(name)
 
 
+def test_one_that_struck_the_process_which_waits_explains_no_end(dying: SimpleNamespace) -> None:
+    spares = dying.launcher._spares
+    spares.start(["sleep", "60"], os.environ)
+    (spare,) = spares.waiting
+    dying.kills = MemoryKills(1, 1)
+    for process in (spare.process, dying.first.process):
+        process.kill()
+    spare.process.wait()
+    assert "by hand" in dying.launcher.obituary("first")
+    assert spares.waiting == []
+    dying.kills = MemoryKills(2, 2)
+    dying.second.process.kill()
+    assert "out of memory" in dying.launcher.obituary("second")
+    spares.end()
+
+
 def test_two_kills_for_want_of_memory_explain_two_ends(dying: SimpleNamespace) -> None:
     dying.kills = MemoryKills(2, 2)
     for name in ("first", "second"):
@@ -127,6 +143,8 @@ def test_a_process_waits_for_the_next_life_where_it_can_be_of_any(
         "_started": Counter({(COMMAND, 1): 3, (COMMAND, 2): 1}),
         "_transport": SimpleNamespace(renews=True),
         "_group_of": {"trainer-0": None, "actor-0": None},
+        "_logs": Path("."),
+        "_disk": SimpleNamespace(do=lambda look: look()),
     }
     for name, value in {**as_ever, **changed}.items():
         monkeypatch.setattr(launcher, name, value, raising=False)
@@ -140,15 +158,55 @@ def test_a_process_waits_for_the_next_life_where_it_can_be_of_any(
         launcher._spares.end()
 
 
-def test_where_little_memory_is_left_no_process_waits_for_the_next_life(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.fixture
+def launcher(monkeypatch: pytest.MonkeyPatch) -> Iterator[ProcessesLauncher]:
+    """One of an actor that may live again, of whose process nothing was started."""
+    made, job = ProcessesLauncher(), SimpleNamespace(experiment=cartpole_small())
+    made._started[COMMAND, 1] += 1
+    monkeypatch.setattr(processes, "SPARE_AFTER_S", 0.0)
+    for name, value in {
+        "_job": job,
+        "_transport": SimpleNamespace(renews=True),
+        "_group_of": {"actor-0": None},
+        "_logs": Path("."),
+        "_disk": SimpleNamespace(do=lambda look: look()),
+        "_bell": SimpleNamespace(wait=lambda seconds: None),
+    }.items():
+        monkeypatch.setattr(made, name, value, raising=False)
+    yield made
+    made._spares.end()
+
+
+def test_no_process_waits_for_the_next_life_where_the_run_ends(launcher: ProcessesLauncher) -> None:
+    launcher.tell_of_end(True)
+    launcher.wait(0.0)
+    assert launcher._spares.waiting == []
+    launcher.tell_of_end(False)  # all go back behind their limit
+    launcher.wait(0.0)
+    assert len(launcher._spares.waiting) == 1
+
+
+def test_where_the_folder_hangs_no_process_is_started_before_it_answers(launcher: ProcessesLauncher) -> None:
+    def hangs(look: object) -> None:
+        raise Unanswered
+
+    answers, launcher._disk = launcher._disk, SimpleNamespace(do=hangs)  # type: ignore[assignment]
+    launcher.tell_of_end(False)
+    launcher.wait(0.0)
+    assert launcher._spares.waiting == []
+    launcher._disk = answers
+    launcher.wait(0.0)
+    assert len(launcher._spares.waiting) == 1
+
+
+@pytest.mark.parametrize("lacks", ["memory", "places"])
+def test_where_little_is_left_no_process_waits_for_the_next_life(
+    lacks: str, launcher: ProcessesLauncher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    launcher = ProcessesLauncher()
-    monkeypatch.setattr(launcher, "_job", SimpleNamespace(experiment=cartpole_small()), raising=False)
-    monkeypatch.setattr(launcher, "_transport", SimpleNamespace(renews=True))
-    monkeypatch.setattr(launcher, "_group_of", {"actor-0": None})
-    launcher._started[COMMAND, 1] += 1
-    monkeypatch.setattr(processes.memory, "available", lambda: 99_000_000)
+    if lacks == "memory":
+        monkeypatch.setattr(processes.memory, "available", lambda: 99_000_000)
+    else:
+        monkeypatch.setattr(processes, "free_processes", lambda: 60)
     launcher._have_spare()
     assert launcher._spares.waiting == []
 

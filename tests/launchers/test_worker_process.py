@@ -3,7 +3,9 @@
 import contextlib
 import os
 import re
+import select
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -73,6 +75,22 @@ def test_one_that_takes_no_order_is_not_waited_for(monkeypatch: pytest.MonkeyPat
     process.send(bytes(1 << 24), [])  # more than the system keeps
     assert process.process.poll() is None
     process.end()
+
+
+def test_one_whose_order_is_cut_short_ends_with_who_sent_it() -> None:
+    """Though somebody else, a fork of the sender, holds the socket's other end."""
+    code = (
+        "import os, sys; from tidemill.launchers.worker_process import receive_order;"
+        "print(receive_order(os.pidfd_open(int(sys.argv[1]))))"
+    )
+    ours, theirs = socket.socketpair()
+    with ours, theirs, subprocess.Popen(["sleep", "60"]) as sender:
+        words = [sys.executable, "-c", code, str(sender.pid)]
+        with subprocess.Popen(words, stdin=theirs, stdout=subprocess.PIPE, text=True) as receiver:
+            ours.sendall((100).to_bytes(8, "little") + (0).to_bytes(8, "little") + b"half of it")
+            wait_until(lambda: not select.select([theirs], [], [], 0)[0], 60, "it has read that")
+            sender.kill()
+            assert receiver.communicate(timeout=60)[0] == "None\n"
 
 
 def test_one_that_gets_no_order_ends_by_itself_when_its_starter_is_killed() -> None:

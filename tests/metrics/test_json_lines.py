@@ -132,6 +132,23 @@ def test_of_several_trainers_each_goes_back_to_its_own_update(tmp_path: Path) ->
     assert kept == ["a-0/update", "b-0/update", "a-0/update", "a-0/update"]
 
 
+def test_what_a_trainer_has_told_stays_where_the_steps_of_another_one_are_undone(tmp_path: Path) -> None:
+    writer = JSONLines(LoggedRun(tmp_path))
+    first = {"a-0/update": 1, "a-0/step": 30, "step": 40, "update": 4}
+    both = {"a-0/update": 2, "a-0/step": 60, "b-0/update": 4, "b-0/step": 90, "step": 90, "update": 4}
+    other = {"b-0/update": 5, "b-0/step": 120, "step": 120, "update": 5}
+    third = {"a-0/update": 3, "a-0/step": 80, "step": 120, "update": 5}
+    for record in (first, both, other, third, {"step": 120, "evaluation/return": 1}):
+        writer.write(record)
+    writer.close()
+    JSONLines(LoggedRun(tmp_path, resume_at=80, updates=3, by_trainer={"b-0": 1})).close()
+    assert read_metrics(tmp_path) == [
+        first | {"update": 3},
+        {"a-0/update": 2, "a-0/step": 60, "step": 80, "update": 3},
+        third | {"step": 80, "update": 3},
+    ]
+
+
 def test_without_resume_at_everything_is_kept(tmp_path: Path) -> None:
     write(tmp_path, 10)
     write(tmp_path, 20)

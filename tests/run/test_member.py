@@ -2,7 +2,7 @@
 
 from tidemill import PolicyWorkers
 from tidemill.api.control_messages import Pause, Start, State, TryAgain, unpack_down
-from tidemill.run.member import Member
+from tidemill.run.member import MOST_TURN, Member, turn
 from tidemill.transports.local import LocalBell, LocalLink
 
 
@@ -25,3 +25,13 @@ def test_who_is_brought_up_is_told_alone_whether_to_try_again_but_what_it_is_to_
     member.reviving = False  # the supervisor has told it all
     member.send(Pause())
     assert told() == [Pause()]
+
+
+def test_who_takes_turns_is_heard_after_the_ticks_of_all_but_not_after_one_that_has_compiled() -> None:
+    link, _ = LocalLink.pair(LocalBell(), LocalBell())
+    trainer, actor, first = (Member(PolicyWorkers(), link, State.RUNNING) for _ in range(3))
+    actor.statistics = {"tick_p99": 2.0, "tick_longest": 240.0}
+    first.statistics = {"tick_longest": 3.0}
+    assert (turn([trainer]), turn([trainer, actor, first])) == (0.0, 5.0)
+    first.statistics = {"tick_longest": 240.0}
+    assert turn([trainer, actor, first]) == MOST_TURN

@@ -254,9 +254,9 @@ class Launcher(ABC):
         return ()
 
     def tell_of_end(self, ends: bool) -> None:
-        """Have other hosts know that the run is to end (`ends`), or is not any more, as
-        all go back: a host that is told to leave then ends with it, and moves no
-        worker."""
+        """Know that the run is to end (`ends`), or is not any more, as all go back, and
+        have other hosts know it: one that is told to leave then ends with the run, and
+        moves no worker."""
 
     def moves(self, worker: str) -> bool:
         """True when the host of `worker` is gone in order: it was told to leave, or its

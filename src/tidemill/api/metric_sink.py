@@ -34,12 +34,28 @@ class LoggedRun:
     updates: int | None = None
     by_trainer: Mapping[str, int] = field(default_factory=dict)
 
-    def goes_back_to(self, record: Mapping[str, float]) -> bool:
-        """Return whether an earlier record stays: those of later steps and updates are
-        made anew."""
+    def left_of(self, record: Mapping[str, float]) -> Mapping[str, float]:
+        """Return what stays of an earlier record: nothing, where it is of later steps and
+        updates, which are made anew. Where several train, what each has told of an update
+        goes by its own count, since the run's is that of who was furthest, and may be
+        undone; nothing of the run is beyond where it goes on from then."""
         limits = {"step": self.resume_at, "update": self.updates}
-        limits |= {f"{trainer}/update": updates for trainer, updates in self.by_trainer.items()}
-        return all(most is None or record.get(name, 0) <= most for name, most in limits.items())
+        trainers = {name.removesuffix("/update") for name in record if name.endswith("/update")}
+        if not trainers:
+            stays = all(most is None or record.get(name, 0) <= most for name, most in limits.items())
+            return record if stays else {}
+        undone = {
+            trainer for trainer in trainers if record[f"{trainer}/update"] > self.by_trainer.get(trainer, inf)
+        }
+        if undone == trainers:
+            return {}
+        beyond = {
+            name: most for name, most in limits.items() if most is not None and record.get(name, 0) > most
+        }
+        if not (undone or beyond):
+            return record
+        gone = tuple(f"{trainer}/" for trainer in undone)
+        return {name: number for name, number in record.items() if not name.startswith(gone)} | beyond
 
 
 class MetricSink(ABC):

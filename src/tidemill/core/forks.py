@@ -3,6 +3,7 @@ calls `os.fork`, and whose child returns, raises or exits, too, would have two p
 play as one."""
 
 import os
+from contextlib import suppress
 
 STATUS = 70  # with which such a fork ends
 _WHY = (
@@ -21,7 +22,8 @@ def end_in_fork(since: int) -> None:
     """End this process, where it is a fork of the one in which `forks` was `since`: at
     once, as it shares all with that one. Standard error says why."""
     if _forks != since:
-        os.write(2, _WHY)
+        with suppress(OSError):  # nobody reads it any more, or the disk is full
+            os.write(2, _WHY)
         os._exit(STATUS)
 
 

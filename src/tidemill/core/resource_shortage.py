@@ -27,10 +27,11 @@ def why(error: BaseException) -> str:
 
 
 def _lacks_inodes(file: object) -> bool:
-    """True where the disk of a file may take no other one, however much is free."""
+    """True where the disk of a file may take no other one, though space is free. Of a
+    full disk some file systems tell both, since they make inodes of free space."""
     with suppress(OSError, TypeError, ValueError):
         found = os.statvfs(os.path.dirname(os.fspath(file)) or ".")  # type: ignore[call-overload]
-        return found.f_files > 0 and found.f_favail == 0
+        return found.f_files > 0 and found.f_favail == 0 < found.f_bavail
     return False
 
 

@@ -11,6 +11,7 @@ from tidemill.api.environment import EnvironmentConfig
 from tidemill.api.external_code import Outside
 from tidemill.core.config import check_counts, layout_setting
 from tidemill.core.errors import ConfigError, close_each, forgiving
+from tidemill.core.forks import end_in_fork, forks
 from tidemill.core.user_code_loading import Code, name_of_code
 from tidemill.envs.batch_lanes import BATCHES, BatchLanes, batch_of
 from tidemill.envs.gymnasium_registry import call_maker, find_spec, load_maker, outside, pictures
@@ -121,7 +122,11 @@ class Gymnasium(EnvironmentConfig):
 
     def make_one(self, render: bool = False) -> Any:
         """Return one bare `gymnasium.Env`, with its time limit and in its wrappers."""
-        return wrapped(self._make_bare(render), self.wrap, self.name)
+        since = forks()
+        try:
+            return wrapped(self._make_bare(render), self.wrap, self.name)
+        finally:
+            end_in_fork(since)  # before it makes, or closes, another lane
 
     def _make_bare(self, render: bool) -> Any:
         import gymnasium

@@ -251,6 +251,8 @@ class HostAgent:
                 self._join()
             case RunEnds(ends):
                 self._run_ends = ends
+                if self._workers is not None:
+                    self._workers.launcher.tell_of_end(ends)
                 if ends:
                     self._stay()
             case Part(host):

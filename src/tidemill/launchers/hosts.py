@@ -245,8 +245,9 @@ class HostsLauncher(Launcher):
         return self._agents.gone_with(worker)
 
     def tell_of_end(self, ends: bool) -> None:
-        assert self._agents is not None
+        assert self._agents is not None and self._own is not None
         self._ends = ends
+        self._own.launcher.tell_of_end(ends)
         self._agents.tell_all(RunEnds(ends))
 
     def moves(self, worker: str) -> bool:

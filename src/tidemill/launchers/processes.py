@@ -35,7 +35,7 @@ from tidemill.api.launcher import DEBUGGED, Call, Job, Launcher
 from tidemill.api.transport import Handle, Link, Transport
 from tidemill.core import memory
 from tidemill.core.config import encode
-from tidemill.core.control_groups import MemoryKills, memory_kills
+from tidemill.core.control_groups import MemoryKills, free_processes, memory_kills
 from tidemill.core.cores import cores
 from tidemill.core.descriptors import allow_descriptors
 from tidemill.core.errors import DeadlineError, RunError, returned
@@ -68,6 +68,7 @@ SPARE_AFTER_S = 10.0
 """Seconds without a new life after which a process is started for the next one. What a
 run, or a life, begins with it has for itself."""
 _SPARE_BYTES = 4 * LEAST_MEMORY  # without so much memory there is none
+_SPARE_PLACES = 64  # nor without so many more processes and threads that a control group allows
 _AFTER = 1.0  # seconds that what an environment started has to end once its worker is gone
 
 
@@ -126,7 +127,7 @@ class ProcessesLauncher(Launcher):
         self._links: dict[str, RunnerLink] = {}
         self._notices: list[str] = []
         self._descriptors: list[int] = []
-        self._spares, self._spare_at = Spares(), inf
+        self._spares, self._spare_at, self._spare_kills = Spares(), inf, MemoryKills(0, 0)
         self._started = Counter[tuple[tuple[str, ...], int]]()  # commands and threads of all lives
         self._transport: Transport | None = None
         self._temporary: tempfile.TemporaryDirectory[str] | None = None
@@ -354,6 +355,9 @@ class ProcessesLauncher(Launcher):
             self._notices.append(f"{log} cannot be written: {error.strerror}; {lost}")
             return open(os.devnull, "ab")
 
+    def tell_of_end(self, ends: bool) -> None:
+        self._spare_at = inf if ends else monotonic() + SPARE_AFTER_S
+
     def wait(self, seconds: float, least: float = 0.0) -> None:
         sleep(least)
         self._bell.wait(seconds)
@@ -364,16 +368,21 @@ class ProcessesLauncher(Launcher):
         """Have a process wait for whoever dies next, with as many math threads as most,
         whose life need not wait for Python and its libraries then. Where it cannot be
         started, or dies, there is none before the next life."""
+        if not self.ready([*self._group_of]):  # what a process is started from may hang, too
+            self._spare_at = monotonic() + SPARE_AFTER_S
+            return
         self._spare_at = inf
         members = self._job.experiment.members()
         lives = self.restarts and any(each.restarts for name, each in members if name in self._group_of)
         (command, math_threads), _ = self._started.most_common(1)[0]
         # a command of a worker's own may name it
         alike = all(other == command for other, _ in self._started)
-        variables = environment(math_threads)
-        if lives and alike and not self._spares.has(command, variables) and memory.available() > _SPARE_BYTES:
+        variables, places = environment(math_threads), free_processes()
+        room = memory.available() > _SPARE_BYTES and (places is None or places > _SPARE_PLACES)
+        if lives and alike and room and not self._spares.has(command, variables):
             with contextlib.suppress(OSError):
                 self._spares.start(command, variables)
+                self._spare_kills = memory_kills()
 
     def obituary(self, worker: str) -> str:
         group = self._group_of[worker]
@@ -392,14 +401,22 @@ class ProcessesLauncher(Launcher):
     def _cause_of_end(self, group: WorkerGroup, status: int) -> str:
         """Return how a process ended, once for each. A kill for want of memory that
         explains it explains no other one's end."""
-        before, now = group.kills, memory_kills()
+        now = memory_kills()
+        if self._spares.drop_killed():
+            self._count_explained(self._spare_kills, now)
+        before = group.kills
         if status == -signal.SIGKILL:
-            here, anywhere = now.here > before.here, now.anywhere > before.anywhere
-            for each in self._groups:  # one that began since has counted it
-                each.kills = MemoryKills(
-                    min(each.kills.here + here, now.here), min(each.kills.anywhere + anywhere, now.anywhere)
-                )
+            self._count_explained(before, now)
         return cause_of_end(status, before, now)
+
+    def _count_explained(self, before: MemoryKills, now: MemoryKills) -> None:
+        """Count the kill for want of memory that explains the end of a process, which had
+        `before` as it began, for all others."""
+        here, anywhere = now.here > before.here, now.anywhere > before.anywhere
+        for each in self._groups:  # one that began since has counted it
+            each.kills = MemoryKills(
+                min(each.kills.here + here, now.here), min(each.kills.anywhere + anywhere, now.anywhere)
+            )
 
     def stack(self, worker: str) -> Sequence[Call]:
         group = self._group_of[worker]

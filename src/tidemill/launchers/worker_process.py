@@ -132,6 +132,13 @@ class Spares:
                 return process
         return None
 
+    def drop_killed(self) -> bool:
+        """Drop those that SIGKILL has ended. False where there are none."""
+        killed = [process for process in self.waiting if process.process.poll() == -signal.SIGKILL]
+        self.waiting = [process for process in self.waiting if process not in killed]
+        self._left += killed
+        return bool(killed)
+
     def end(self) -> None:
         """End all that nobody needs."""
         for processes in (self.waiting, self._left):
@@ -170,13 +177,23 @@ def receive_order(gone: int = -1) -> tuple[bytes, list[int]] | None:
         for descriptor in (connection.fileno(), gone):
             if descriptor >= 0:
                 either.register(descriptor, select.POLLIN)
-        if connection.fileno() not in dict(either.poll()):
-            return None
-        head = connection.recv(2 * _LENGTH, socket.MSG_WAITALL)
+
+        def come() -> bool:
+            return connection.fileno() in dict(either.poll())
+
+        def receive(length: int) -> bytes:
+            data = bytearray()
+            while len(data) < length and come() and (piece := connection.recv(length - len(data))):
+                data += piece
+            return bytes(data)
+
+        head = receive(2 * _LENGTH)
         length, count = (int.from_bytes(part, "little") for part in (head[:_LENGTH], head[_LENGTH:]))
-        order = connection.recv(length, socket.MSG_WAITALL) if length else b""
+        order = receive(length)
         descriptors: list[int] = []
         while len(descriptors) < count:
+            if not come():
+                return None
             data, received, _, _ = socket.recv_fds(connection, 1, _BATCH)
             if not data:
                 return None

@@ -261,19 +261,22 @@ def _drop_later(path: Path, run: LoggedRun) -> None:
     are the last ones the file is cut, for which a full disk has room; else it is written
     aside and renamed: a kill leaves one file or the other."""
 
-    def stays(line: bytes, record: dict[str, float]) -> bool:
-        return run.goes_back_to(record) and line.endswith(b"\n")
+    def left(line: bytes, record: dict[str, float]) -> bytes:
+        stays = run.left_of(record) if line.endswith(b"\n") else {}
+        return line if stays is record else msgspec.json.encode(stays) + b"\n" if stays else b""
 
-    end = kept = last = 0  # bytes: read, of lines that stay, and up to the last of these
+    end = kept = 0  # bytes: read, and of the first lines, which stay as they are
+    first = True  # these are all that stay
     for line, record in _lines(path):
+        if stays := left(line, record):
+            first = first and stays == line and kept == end
+            kept += len(line)
         end += len(line)
-        if stays(line, record):
-            kept, last = kept + len(line), end
-    if kept == last:
+    if first:
         if kept < path.stat().st_size:
             os.truncate(path, kept)
         return
     aside = path.with_suffix(".tmp")
     with open(aside, "wb", opener=private) as file:
-        file.writelines(line for line, record in _lines(path) if stays(line, record))
+        file.writelines(left(line, record) for line, record in _lines(path))
     aside.replace(path)

@@ -13,7 +13,7 @@ from tidemill.core.errors import RunError, TidemillError
 from tidemill.core.thread_stacks import whereabouts
 from tidemill.run.conditions import Conditions
 from tidemill.run.cuts import Cuts
-from tidemill.run.member import Member
+from tidemill.run.member import Member, turn
 from tidemill.run.run_state import RunState
 from tidemill.run.silence import CLOSING
 from tidemill.run.stall_report import SILENT
@@ -24,7 +24,6 @@ from tidemill.workers.cut_files import go_back_together
 
 EXIT_DEADLINE = 12.0  # seconds in which none of the trainers that are told to finish is at work
 SLOW_TICK = 6.0  # seconds from which on a tick is said to have kept a trainer from its turn
-MOST_TURN = 60.0  # seconds of ticks that are waited for: a first one may have compiled for minutes
 CLOSE_DEADLINE = 4.0  # seconds that workers have to report their end, and again to be gone
 SAVE_DEADLINE = 60.0  # that a trainer has besides which writes its checkpoint by then
 
@@ -109,8 +108,8 @@ class Ending:
     def _extend(self) -> None:
         """Give trainers that are to finish all of their time again: they hear it once
         actors that they take turns with are through their ticks."""
-        turns = (sum(self._state.members[name].tick for name in names) for names in self._turns)
-        ticks = min(max(turns, default=0.0), MOST_TURN)
+        members = self._state.members
+        ticks = max((turn(members[name] for name in names) for names in self._turns), default=0.0)
         self.deadline = awake() + EXIT_DEADLINE + ticks
         self._state.interrupts.grace = self._grace + ticks
 

@@ -22,7 +22,7 @@ from tidemill.api.launcher import Call
 from tidemill.api.policy import VERSIONS_OF_LIFE
 from tidemill.core.clock import awake
 from tidemill.core.thread_stacks import whereabouts
-from tidemill.run.member import Member
+from tidemill.run.member import Member, turn
 from tidemill.run.silence import HUNG, TIMES, in_update
 from tidemill.workers.cut_files import go_back_together
 
@@ -85,7 +85,7 @@ class EqualLives:
             for name in asked:
                 self._count += 1
                 # who takes turns with actors hears it once these are through their ticks
-                ticks = sum(self._members[other].tick for other in self._company[name])
+                ticks = turn(self._members[other] for other in self._company[name])
                 self._asked[name] = _Question(self._count, awake(), awake() + ANSWER + ticks)
                 self._joining.pop(name, None)
                 self._late.discard(name)

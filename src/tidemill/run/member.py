@@ -1,7 +1,7 @@
 """What a run knows of each of its workers, from what that reports, and how it is told
 what to do."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from tidemill.api.control_messages import (
@@ -22,6 +22,7 @@ from tidemill.core.memory import Need
 from tidemill.core.tally import How, Tally
 from tidemill.workers.trainer_config import COUNTED
 
+MOST_TURN = 60.0  # seconds of ticks that are waited for: a first one may have compiled for minutes
 LONGEST_CAUSE = 160  # characters of an event's that are shown
 NEWEST = {
     "step",
@@ -152,3 +153,9 @@ class Member:
             elif how != "average" or name not in self.updates:
                 self.updates.add(name, value, "most_recent" if how == "average" else how)
         self.update = message
+
+
+def turn(company: Iterable[Member]) -> float:
+    """Return the seconds after which workers that take turns with each other have all had
+    one: those of their ticks."""
+    return min(sum(member.tick for member in company), MOST_TURN)

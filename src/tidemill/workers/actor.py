@@ -263,8 +263,11 @@ class ActorWorker(Worker):
         config, seed = self._config, self.context.seed("target", number)
         # in whichever thread: what it starts is no part of this process, and who steps
         # for it keeps to this one's core
-        with every_core():
-            return build_environment(config, config.lanes, seed, permit=self._permit(number))
+        try:
+            with every_core():
+                return build_environment(config, config.lanes, seed, permit=self._permit(number))
+        finally:
+            end_in_fork(self._forks)
 
     def _permit(self, number: int) -> Callable[[Exception], int] | None:
         """Return what a target's environment asks before it makes a lane anew."""
@@ -273,7 +276,6 @@ class ActorWorker(Worker):
             return None
 
         def permit(fault: Exception) -> int:
-            end_in_fork(self._forks)
             record = self._faults.note(number, fault)
             try:
                 return restarts(fault, where)

@@ -35,6 +35,7 @@ from tidemill.core.errors import (
     message_of,
     shortened,
 )
+from tidemill.core.forks import end_in_fork, forks
 from tidemill.core.schema import Array, Arrays
 from tidemill.envs.episode_replay import LONGEST
 from tidemill.envs.lane_restarts import text_of
@@ -79,6 +80,7 @@ class StepFaults:
         self._told, self._first = False, 0  # record
         self.left_out = 0
         self._order: ServiceOrder | None = None
+        self._forks = forks()
 
     def watch(
         self,
@@ -106,6 +108,7 @@ class StepFaults:
     def note(self, target: int, fault: Exception) -> int:
         """Write down what led to a fault of an environment, whose state is still that in
         which it failed. Return the record's number; 0 where there is none."""
+        end_in_fork(self._forks)  # before it writes, or closes what it shares
         if self._records.folder is None or self._order is None:
             return 0
         links = [*_links(fault)]
