@@ -280,9 +280,10 @@ IDENTIFIED: dict[str, Strike | None] = {
     "TERM": None,
     "main": None,
 }
+EACH = ("actor", "server", "trainer", "judge")  # of `apart`; `kill` is of any, at a checkpoint of the trainer
 KILL, STOP = (partial(outside.strike_simulator, number=number) for number in (signal.SIGKILL, signal.SIGSTOP))
 WORKS: dict[str, tuple[Work, dict[str, Strike | None]]] = {
-    "apart": (Work(apart), SUFFERED | ENDINGS),
+    "apart": (Work(apart), SUFFERED | ENDINGS | {whose: _kill(whose) for whose in EACH}),
     "equal": (Work(equal), SUFFERED | ENDINGS),
     "threads": (Work(in_threads, launch="threads"), LANES | {"stop": _stop} | ENDINGS),
     "judges": (Work(watched, check=check_watched), JUDGED),

@@ -27,14 +27,19 @@ from typer.testing import CliRunner
 from tidemill import (
     DQN,
     PPO,
+    QRDQN,
+    SAC,
+    TD3,
     ActorCritic,
     Actors,
     AgentSpec,
     Buffers,
+    DeterministicActor,
     Drawn,
     Evaluation,
     Experiment,
     Gymnasium,
+    Impala,
     Limits,
     PettingZoo,
     Policy,
@@ -47,6 +52,7 @@ from tidemill import (
     RecurrentActorCritic,
     ReplayActors,
     ReplayTrainer,
+    SquashedGaussian,
     Stage,
     TidemillError,
     Trainer,
@@ -159,6 +165,7 @@ INLINE: dict[str, dict[str, Any]] = {
         "policy": RecurrentActorCritic(hidden=(8,), normalise_observations=True),
     },
     "schedules": {"algorithm": SCHEDULED},
+    "V-trace": {"algorithm": Impala(minibatch_size=32)},
 }
 
 
@@ -839,14 +846,25 @@ def test_the_command_says_whether_a_run_resumes_exactly_or_why_not(
     assert re.search(said, told.output), told.output
 
 
-def test_a_replay_memory_that_is_exact_keeps_its_open_episodes_itself() -> None:
+@pytest.mark.parametrize(
+    ("policy", "algorithm", "environment"),
+    [
+        (QNetwork(hidden=(16,)), DQN(), "CartPole-v1"),
+        (QNetwork(hidden=(16,), quantiles=8), QRDQN(), "CartPole-v1"),
+        (SquashedGaussian(hidden=(16,)), SAC(), "Pendulum-v1"),
+        (DeterministicActor(hidden=(16,)), TD3(), "Pendulum-v1"),
+    ],
+)
+def test_a_replay_memory_that_is_exact_keeps_its_open_episodes_itself(
+    policy: Any, algorithm: Any, environment: str
+) -> None:
     made = Experiment(
         name="replay",
-        policies={"policy": QNetwork(hidden=(16,))},
+        policies={"policy": policy},
         workers={
-            "actor": ReplayActors(environment=Gymnasium(id="CartPole-v1"), lanes=1, ring=3),
+            "actor": ReplayActors(environment=Gymnasium(id=environment), lanes=1, ring=3),
             "trainer": ReplayTrainer(
-                algorithm=DQN(),
+                algorithm=algorithm,
                 exact=True,
                 ratio="1/2",
                 batch_size=8,
@@ -1179,6 +1197,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
     "equal trainers ahead": ({"workers.trainer.count": 2}, "threads", "max_policy_lag = None"),
     "a GPU": ({"workers.trainer.device": "auto"}, "inline", 'device = "auto"'),
 }
+ON_GPU = 'workers.trainer-other.device = "cuda"; take "cpu"'
 
 
 @pytest.mark.parametrize(("settings", "launch", "match"), REFUSED.values(), ids=REFUSED)
@@ -1187,6 +1206,11 @@ def test_what_cannot_be_resumed_exactly_is_refused_by_name(
 ) -> None:
     with pytest.raises(ConfigError, match=f"exact_resume = True cannot be had here: .*{match}"):
         train(experiment(), launch=launch, run_dir=tmp_path / "run", quiet=True, **settings)
+
+
+def test_a_gpu_of_a_replay_memory_is_refused_by_name(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=ON_GPU):
+        train(beside_memory(6, device="cuda"), launch="inline", run_dir=tmp_path / "run", quiet=True)
 
 
 def test_threads_of_policy_workers_are_refused_by_name(tmp_path: Path) -> None:

@@ -288,6 +288,13 @@ def test_whoever_is_stopped_for_too_long_is_gone(alone: WorkerConfig | None) -> 
     assert why == "its process has not come back for 301 s: is stopped (by SIGSTOP)"
 
 
+def test_one_that_is_stopped_while_it_saves_is_gone_likewise() -> None:
+    watched = Watched(IN_TRAINING, "is stopped (by SIGSTOP); let it go on by: kill -CONT 7")
+    watched.members["trainer-0"].saving = True
+    watched.after(301.0)
+    assert len(watched.told) == 1 and len(watched.hung) == 1
+
+
 def test_one_whose_thread_cannot_be_looked_at_is_gone_where_no_trainer_is_beside_it() -> None:
     watched = Watched((), alone=PolicyWorkers(stream="inference"))
     watched.after(301.0)
@@ -348,8 +355,8 @@ def test_inline_an_environment_that_hangs_is_told_from_another_thread(
         for _ in range(3):  # hangs in the third until the watch has told it
             watch.turn()
             driver.tick()
-        assert watch.turn() > 0.1
-        assert watch.turn() == 0.0
+        assert watch.turn().startswith("the environment has come back, after ")
+        assert watch.turn() == ""
     (text,) = told
     assert text.startswith("an environment has not come back for ")
     assert " s: lane 1: " in text and "step (games.py:" in text
@@ -372,6 +379,33 @@ def test_inline_environments_that_hang_as_they_are_made_are_told(monkeypatch: py
         list(parallel_build.make_all(hang, range(1)))
     (text,) = told
     assert text.startswith("environments are still made, for ") and "hang (test_silence.py:" in text
+
+
+@pytest.mark.parametrize("launch", ["inline", "threads", "processes"])
+def test_a_callback_that_does_not_come_back_is_told(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, launch: str
+) -> None:
+    monkeypatch.setattr(silence, "LEAST", 0.0)
+    monkeypatch.setattr(silence, "FIRST", 1.0)
+    run, hung = tmp_path / "run", list[float]()
+
+    def told() -> list[str]:
+        return [event.cause for event in read_events(run) if event.what == "told"]
+
+    def on_update(metrics: dict[str, float], control: RunControl) -> None:
+        if not hung:
+            hung.append(metrics["update"])
+            wait_until(lambda: any("main thread" in text for text in told()), 60, "it is told")
+
+    made = experiments.cartpole().replace(limits=Limits(updates=20))
+    result = train(
+        made, layout="given", launch=launch, run_dir=run, source=EXPERIMENTS, quiet=True, on_update=on_update
+    )
+    assert result.summary["status"] == "completed"
+    first, second, *_ = (text for text in told() if "come back" in text)
+    assert first.startswith("the run's main thread has not come back for ")
+    assert "on_update (test_silence.py:" in first
+    assert second.startswith("the run's main thread has come back, after ")
 
 
 @pytest.mark.parametrize("breaks", [False, True])

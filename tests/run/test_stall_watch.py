@@ -9,7 +9,9 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, ClassVar
+from unittest.mock import Mock
 
 import gymnasium
 import numpy as np
@@ -280,6 +282,14 @@ def test_equal_trainers_that_are_told_to_end_in_a_long_update_end_after_it(
     assert Crawling.over.is_set()
     assert (result.summary["status"], result.summary["updates"]) == ("completed", 3)
     assert checkpoints(run / "checkpoints" / "policy")[-1].name == "update-3"
+
+
+@pytest.mark.parametrize(("condition", "trains"), [("", True), ("is stopped (by SIGSTOP)", False)])
+def test_a_trainer_that_saves_is_waited_for_unless_it_is_stopped(condition: str, trains: bool) -> None:
+    member = Member(Trainer(algorithm=PPO()), Mock(), saving=True)
+    state = SimpleNamespace(members={"trainer-0": member})
+    stalls = SimpleNamespace(_state=state, _launcher=SimpleNamespace(condition=lambda name: condition))
+    assert Stalls.trains(stalls, "trainer-0") is trains  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -35,6 +35,8 @@ def check_exact(experiment: Experiment, inline: bool) -> None:
             case ReplayTrainer():
                 if not config.exact:
                     wrong = f"workers.{name} is a ReplayTrainer with exact = False; set exact = True"
+                elif config.device != "cpu":
+                    wrong = f'workers.{name}.device = "{config.device}"; take "cpu"'
             case Trainer():
                 if config.max_policy_lag != 0 and not inline:
                     wrong = (

@@ -132,10 +132,11 @@ class Controller:
         )
         self._turns = TurnWatch(
             lambda text: alarm(report.mask(text)),
-            self._ending.hurry,
+            self._ending.hurry if launcher.takes_turns else lambda: None,
             lambda: state.running,
             state.interrupts,
             lambda worker: worker in state.members and not state.members[worker].config.limited,
+            lambda: bool(state.reason),
         )
         if launcher.takes_turns:
             state.interrupts.tell = alarm
@@ -166,7 +167,7 @@ class Controller:
         """Run to the end. Raises `RunError` with the first cause when a worker fails;
         whatever happens, nothing is left behind."""
         with (
-            self._turns if self.launcher.takes_turns else nullcontext(),
+            self._turns,
             nullcontext() if self.launcher.processes else marking_own(),
         ):
             self._run()
@@ -261,8 +262,8 @@ class Controller:
             return
         except Exception as error:
             raise RunError(f"{type(self.launcher).__name__} cannot wait: {cause_of(error)}") from error
-        if took := self._turns.turn():
-            self.state.report.notify(f"the environment has come back, after {took:.0f} s")
+        if told := self._turns.turn():
+            self.state.report.notify(told)
 
     def _look(self) -> None:
         if awake() - self._last_watch >= 0.1:

@@ -3,7 +3,8 @@ before is stuck, in its environment most likely. It is told with where its threa
 where an environment holds it for too long, its process counts as dead. Where workers take
 turns in the main thread, another one tells of an environment that hangs, and has one left
 that does not let itself be closed, or does not come back once a signal is to end the run
-(`TurnWatch`)."""
+(`TurnWatch`), and of whatever else the run's main thread does not come back from, with
+any launcher: a callback, say."""
 
 import sys
 import threading
@@ -87,7 +88,8 @@ class SilenceWatch:
         for names in self._processes:
             group = {name: members[name] for name in names}
             running = all(m.state is State.RUNNING and not m.buried for m in group.values())
-            if not running or any(member.saving for member in group.values()):
+            saves = any(member.saving for member in group.values())
+            if not running or (saves and not self._condition(names[0])):  # one that is stopped saves nothing
                 self._silent.pop(names[0], None)
                 continue
             self._look_at(names[0], group, members)
@@ -224,15 +226,16 @@ def call_of_environment(thread: int) -> tuple[FrameType | None, str]:
 
 
 class TurnWatch:
-    """A turn watch tells where a run hangs whose workers take turns in the main thread:
-    from another one, since nobody else is there to tell it. Environments that hang as
-    they are closed at their worker's end it has left, and those that hang in a step once
-    a signal is to end the run. Use it as a context manager.
+    """A turn watch tells where the main thread of a run hangs: from another one, since
+    nobody else is there to tell it. Where workers take turns in it, environments that
+    hang as they are closed at their worker's end it has left, and those that hang in a
+    step once a signal is to end the run. Use it as a context manager.
 
     alarm: function that tells the user at once, from that thread
     look: function that is called there now and then
     turns: function that returns whether workers have turns by now: before, environments
         are made
+    ends: function that returns whether the run is to end, which may take long
     interrupts: who has the main thread leave what hangs
     spares: function that returns whether the run's end can do without such a worker
     """
@@ -244,12 +247,14 @@ class TurnWatch:
         turns: Callable[[], bool] = lambda: True,
         interrupts: Interrupts | None = None,
         spares: Callable[[str], bool] = lambda worker: False,
+        ends: Callable[[], bool] = lambda: False,
     ) -> None:
         self._alarm, self._look, self._turns, self._spares = alarm, look, turns, spares
+        self._ends = ends
         self._interrupts = interrupts or Interrupts()
         self._thread = threading.get_ident()
         self._since, self._longest = awake(), 0.0
-        self._told = False
+        self._told = ""  # who has not come back
         self._call: FrameType | None = None  # into an environment, once a signal came
         self._called_at, self._left_one = 0.0, False
         self._over, self._leaving = threading.Event(), threading.Lock()
@@ -263,14 +268,14 @@ class TurnWatch:
         with self._leaving:  # from now on nothing is left
             self._over.set()
 
-    def turn(self) -> float:
-        """Take note that a turn is over. Return how long it took, where that was told,
-        else 0."""
+    def turn(self) -> str:
+        """Take note that a turn is over. Return what there is to tell of it: where it was
+        told that it lasted, how long it did; else ""."""
         now = awake()
         seconds, self._since = now - self._since, now
         self._longest = max(self._longest, seconds)
-        told, self._told = self._told, False
-        return seconds if told else 0.0
+        told, self._told = self._told, ""
+        return f"{told} has come back, after {seconds:.0f} s" if told else ""
 
     def _watch(self) -> None:
         closing, begun, left = "", 0.0, set[str]()
@@ -291,8 +296,15 @@ class TurnWatch:
             if self._told or silent <= max(LEAST, TIMES * self._longest):
                 continue
             made = self._turns()
-            if in_environment(calls) and (silent > FIRST or (made and not resetting(calls))):
-                self._told = True
+            if not in_environment(calls):
+                if made and silent > FIRST and not self._ends():
+                    self._told = "the run's main thread"
+                    self._alarm(
+                        f"{self._told} has not come back for {silent:.0f} s: {whereabouts(calls)}; until "
+                        "it has, no worker is heard, nothing recorded, and no command answered"
+                    )
+            elif silent > FIRST or (made and not resetting(calls)):
+                self._told = "the environment"
                 what = "an environment has not come back for" if made else "environments are still made, for"
                 self._alarm(
                     f"{what} {silent:.0f} s: {whereabouts(calls)}; nobody can break it off where workers "

@@ -265,9 +265,9 @@ class Stalls:
         silent = awake() - member.heard
         if not member.config.limited or member.buried or silent > LONGEST_WORK:
             return False
-        return member.saving or (
-            silent > SILENT and not self._launcher.condition(name) and in_update(self._launcher.stack(name))
-        )
+        if not (member.saving or silent > SILENT) or self._launcher.condition(name):
+            return False
+        return member.saving or in_update(self._launcher.stack(name))
 
     def works(self, name: str) -> bool:
         """True of a trainer that `trains`, or has told that it did since it told so
