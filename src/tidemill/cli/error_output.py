@@ -4,7 +4,6 @@ import os
 import sys
 from collections.abc import Callable, Iterable
 from functools import wraps
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec
 
 import typer
@@ -16,7 +15,7 @@ from typer.core import TyperGroup
 
 from tidemill.core.errors import SIGNALLED, Interrupted, TidemillError, message_of, no_exits, place
 from tidemill.core.forgiving_output import forgiving_output, printable
-from tidemill.core.user_code_loading import is_installed
+from tidemill.core.user_code_loading import is_users_file
 from tidemill.run.trust import Trust
 
 if TYPE_CHECKING:
@@ -58,12 +57,12 @@ def friendly(function: Callable[P, None]) -> Callable[P, None]:
             print("error: the working directory was removed; go to another one", file=sys.stderr)
             raise typer.Exit(1) from None
         except KeyboardInterrupt as error:  # an environment of ours may have raised it, too
-            print(f"interrupted: KeyboardInterrupt{printable(place(error, _own))}", file=sys.stderr)
+            print(f"interrupted: KeyboardInterrupt{printable(place(error, is_users_file))}", file=sys.stderr)
             raise typer.Exit(130) from None
         except SIGNALLED:
             raise
         except BaseException as error:
-            where = place(error, _own)
+            where = place(error, is_users_file)
             if not where:
                 raise
             text = f"{type(error).__name__}: {message_of(error)}{where}"
@@ -71,11 +70,6 @@ def friendly(function: Callable[P, None]) -> Callable[P, None]:
             raise typer.Exit(1) from None
 
     return wrapped
-
-
-def _own(file: str) -> bool:
-    """True of a user's own file, which is neither installed nor Python's."""
-    return os.path.isfile(file) and not is_installed(Path(file).resolve())
 
 
 def word(trust: bool) -> Trust:

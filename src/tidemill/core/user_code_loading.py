@@ -456,6 +456,11 @@ def is_installed(file: Path) -> bool:
     )
 
 
+def is_users_file(file: str) -> bool:
+    """True of a file that is there, and was not installed: a user's own code."""
+    return os.path.isfile(file) and not is_installed(Path(file).resolve())
+
+
 _INSTALLED = (Path(__file__).resolve().parents[1], Path(sysconfig.get_path("stdlib")))
 _parsing = threading.Lock()  # Python's own parser counts how deep it is for all threads together
 

@@ -19,9 +19,10 @@ from tidemill.api.control_messages import ENDED, Pause, Save, Start, State, TryA
 from tidemill.api.experiment import Experiment
 from tidemill.api.launcher import Job, Launcher
 from tidemill.core.clock import awake, noticing_stops
-from tidemill.core.errors import BrokenOff, HangLeft, RunError
+from tidemill.core.errors import BrokenOff, HangLeft, RunError, place
 from tidemill.core.resource_shortage import cause_of
 from tidemill.core.run_marks import marking_own
+from tidemill.core.user_code_loading import is_users_file
 from tidemill.run.beginning import Beginning
 from tidemill.run.conditions import Conditions
 from tidemill.run.cuts import Cuts
@@ -185,7 +186,7 @@ class Controller:
                 finally:
                     if interrupts.armed:
                         self._ending.finish(self._messages, self._wait, self._look)
-        except BrokenOff:
+        except BrokenOff as broken:
             name = signal_name(interrupts.first)
             how = (
                 f"{interrupts.grace:.0f} s after {name}"
@@ -193,7 +194,11 @@ class Controller:
                 else f"by {name} for the second time"
             )
             self.state.reason = f"broken off {how}"
-            raise RunError(f"broken off {how}, without a final checkpoint") from None
+            left = [n for n, member in self.state.members.items() if member.config.limited]
+            raise RunError(
+                f"broken off {how}{place(broken, is_users_file)}, without a final checkpoint"
+                f"{self.stalls.conditions_of(left)}"
+            ) from None
         finally:
             interrupts.armed = False
             self._close_launcher()

@@ -58,6 +58,7 @@ class Ending:
         state.interrupts.grace += max((config.farewell_s for _, config in experiment.members()), default=0.0)
         self._grace = state.interrupts.grace
         self.deadline: float | None = None
+        self._late = False  # it was over at the last look
         self._told_at = 0.0  # when trainers were told to finish
         self.patience = 0.1
         self._hurried = False  # trainers were told to finish at once
@@ -102,7 +103,12 @@ class Ending:
         begins = any(member.begins and not self._left(name) for name, member in self._limited.items())
         if begins and awake() - self._told_at < LONGEST_WORK:
             self._extend()  # the supervisor has deadlines for those that are to live again
-        elif awake() > self.deadline:
+        elif awake() <= self.deadline:
+            self._late = False
+        elif not self._late:  # what has come is heard first: a callback may have taken long
+            self._late = True
+        else:
+            self._late = False
             self._look_who_is_late()
 
     def _extend(self) -> None:

@@ -137,8 +137,8 @@ class Interrupts:
         if self.armed and not self.heard:
             self.tell(
                 f"{signal_name(self.first)} has come: the run ends as soon as its main thread comes back, "
-                "which is in an update or in an environment; another one breaks it off, without a last "
-                "checkpoint"
+                "which is in an update, an environment or a callback; another one breaks it off, without a "
+                "last checkpoint"
             )
 
     def _remind(self) -> None:

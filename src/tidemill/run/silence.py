@@ -59,7 +59,8 @@ _ENVIRONMENTS = tuple(f"/tidemill/{room}/" for room in ("envs", "bridge", "remot
 
 class SilenceWatch:
     """A silence watch tells of each process that falls silent, once, and when it speaks
-    again.
+    again. It is silent that was so at the look before, too: what has come is heard in
+    between, and a callback may have taken long.
 
     processes: the workers that share each process or thread
     stack: function that returns where a worker's thread is (see `Launcher.stack`)
@@ -80,7 +81,8 @@ class SilenceWatch:
     ) -> None:
         self._processes, self._stack, self._condition = processes, stack, condition
         self._tell, self._hangs = tell, hangs
-        self._silent: dict[str, float] = {}  # since when, by first worker
+        self._heard: dict[str, float] = {}  # when, by first worker, at the last look
+        self._silent: dict[str, float] = {}  # since when, likewise
         self._asked: dict[str, float] = {}  # when for its stack, once its deadline was over
 
     def look(self, members: Mapping[str, Member]) -> None:
@@ -99,6 +101,9 @@ class SilenceWatch:
         silent, whose = awake() - heard, ", ".join(group)
         if first in self._silent and heard > self._silent[first]:
             self._tell(first, f"{whose} speaks again, after {heard - self._silent.pop(first):.0f} s")
+        before, self._heard[first] = self._heard.get(first), heard
+        if heard != before:
+            return
         longest = max(member.statistics.get("longest_poll", 0.0) for member in group.values())
         begins = any(m.config.limited and not m.update.update for m in group.values())
         if first not in self._silent and silent > max(FIRST if begins else LEAST, TIMES * longest):
