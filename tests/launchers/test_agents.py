@@ -532,7 +532,13 @@ def test_whom_an_agent_has_had_pause_goes_on_where_the_run_ends(
     monkeypatch.setattr(host, "_CALM_S", 0.0)
     said: list[bytes] = []
     link = SimpleNamespace(send=said.append)
-    workers: Any = SimpleNamespace(links={"actor-0": link}, drained=False, look_whether_drained=lambda: None)
+    told = list[bool]()
+    workers: Any = SimpleNamespace(
+        links={"actor-0": link},
+        drained=False,
+        look_whether_drained=lambda: None,
+        launcher=SimpleNamespace(tell_of_end=told.append),
+    )
     agent._workers, agent._running, agent.terminated = workers, {"actor-0"}, True
     try:
         agent._leave(workers)

@@ -59,8 +59,8 @@ _ENVIRONMENTS = tuple(f"/tidemill/{room}/" for room in ("envs", "bridge", "remot
 
 class SilenceWatch:
     """A silence watch tells of each process that falls silent, once, and when it speaks
-    again. It is silent that was so at the look before, too: what has come is heard in
-    between, and a callback may have taken long.
+    again. What counts is for how long it was silent at the look before, since what had
+    come by then is read in between: a callback may have taken long.
 
     processes: the workers that share each process or thread
     stack: function that returns where a worker's thread is (see `Launcher.stack`)
@@ -81,12 +81,13 @@ class SilenceWatch:
     ) -> None:
         self._processes, self._stack, self._condition = processes, stack, condition
         self._tell, self._hangs = tell, hangs
-        self._heard: dict[str, float] = {}  # when, by first worker, at the last look
-        self._silent: dict[str, float] = {}  # since when, likewise
+        self._looked = -inf  # last
+        self._silent: dict[str, float] = {}  # since when, by first worker
         self._asked: dict[str, float] = {}  # when for its stack, once its deadline was over
 
     def look(self, members: Mapping[str, Member]) -> None:
         """Look at all of them, as they are now."""
+        before, self._looked = self._looked, awake()
         for names in self._processes:
             group = {name: members[name] for name in names}
             running = all(m.state is State.RUNNING and not m.buried for m in group.values())
@@ -94,16 +95,15 @@ class SilenceWatch:
             if not running or (saves and not self._condition(names[0])):  # one that is stopped saves nothing
                 self._silent.pop(names[0], None)
                 continue
-            self._look_at(names[0], group, members)
+            self._look_at(names[0], group, members, before)
 
-    def _look_at(self, first: str, group: Mapping[str, Member], members: Mapping[str, Member]) -> None:
+    def _look_at(
+        self, first: str, group: Mapping[str, Member], members: Mapping[str, Member], before: float
+    ) -> None:
         heard = max(member.heard for member in group.values())
-        silent, whose = awake() - heard, ", ".join(group)
+        silent, whose = before - heard, ", ".join(group)
         if first in self._silent and heard > self._silent[first]:
             self._tell(first, f"{whose} speaks again, after {heard - self._silent.pop(first):.0f} s")
-        before, self._heard[first] = self._heard.get(first), heard
-        if heard != before:
-            return
         longest = max(member.statistics.get("longest_poll", 0.0) for member in group.values())
         begins = any(m.config.limited and not m.update.update for m in group.values())
         if first not in self._silent and silent > max(FIRST if begins else LEAST, TIMES * longest):
