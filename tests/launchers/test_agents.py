@@ -545,6 +545,7 @@ def test_whom_an_agent_has_had_pause_goes_on_where_the_run_ends(
         agent._follow(RunEnds(True))
     finally:
         agent._workers = None
+    assert told == [True]  # no process waits for the next life any more
     assert said == [host._PAUSE, host._START] and not agent._over and not agent._resting
 
 
