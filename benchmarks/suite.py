@@ -452,6 +452,8 @@ def seconds_of(run: Run) -> float:
 def go_through(runs: Sequence[Run], beside: int) -> None:
     """Do the runs, so many at a time, and write each line as soon as it is known."""
     lock, started, done = Lock(), time.monotonic(), 0
+    for requirements in sorted({run.task.requirements for run in runs if run.contender not in OWN}):
+        prepare(requirements, "the suite's references")  # before two runs would at once
 
     def one(run: Run) -> None:
         nonlocal done
@@ -635,8 +637,8 @@ def _row(task: Task, found: Mapping[str, Any], scores: Mapping[str, float]) -> s
 
 def draw(tasks: Sequence[Task], file: Path, against: str = "steps") -> None:
     """Draw each task's curves, all contenders in one panel, against env "steps", or
-    against "seconds": of a run, and so of a contender's middle, all steps are taken to
-    have lasted equally long."""
+    against "seconds" of its one core, which a busy machine makes no longer: of a run, and
+    so of a contender's middle, all steps are taken to have lasted equally long."""
     from matplotlib.figure import Figure
     from matplotlib.ticker import NullFormatter
 
@@ -653,7 +655,7 @@ def draw(tasks: Sequence[Task], file: Path, against: str = "steps") -> None:
             if not lines:
                 continue
             curves = [line["curve"] for line in lines]
-            taken = statistics.median(line["seconds"] for line in lines)
+            taken = statistics.median(line.get("core_seconds", line["seconds"]) for line in lines)
             at = shares * (taken if against == "seconds" else task.steps / 1_000)
             middle = [interquartile_mean(values) for values in zip(*curves, strict=True)]
             panel.plot(at, middle, color=f"C{number}", label=title)
@@ -672,7 +674,7 @@ def draw(tasks: Sequence[Task], file: Path, against: str = "steps") -> None:
         for handle, text in zip(*panel.get_legend_handles_labels(), strict=True)
     }
     figure.legend(handles.values(), handles.keys(), loc="outside upper center", ncols=4)
-    axis = "seconds, each run on a core of its own" if against == "seconds" else "thousand env steps"
+    axis = "seconds of a run's one core" if against == "seconds" else "thousand env steps"
     figure.supxlabel(f"{axis}; bands: lowest and highest seed", fontsize=9)
     figure.savefig(file)
 
