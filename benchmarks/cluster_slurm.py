@@ -23,7 +23,6 @@ from cluster_faults import Measure
 from cluster_runs import ClusterRun, Figures
 from fault_rows.row import Impossible
 from fault_rows.runs import EXPERIMENTS, BrokenPromise, marked, run_leaves
-from fault_rows.signals import says_so
 from networks import Network
 
 from tidemill.launchers.slurm_job import JOB, SOON_S
@@ -220,6 +219,11 @@ def job_of(nodes: int, hosts: int, *words: str) -> Iterator[tuple[Network, Slurm
             slurm.close()
 
 
+def says_that_it_ends(run: SlurmRun) -> int:
+    """Return how often a run has said so, or has ended, in all the lives of its job."""
+    return len(run.events("told", " has come: ")) + len(run.events("ended"))
+
+
 def ends(run: SlurmRun) -> float:
     """End a job as Ctrl-C does; return the seconds until nothing of it was left on any
     node."""
@@ -244,10 +248,10 @@ def queued_again(told: Callable[[SlurmRun], None], *words: str) -> Measure:
             for _ in range(1 if short else 2):
                 time.sleep(draw.uniform(0.1, 4.0))
                 there = run.of_job()
-                end = run.slurm.job(run.job, "EndTime")
+                end, said = run.slurm.job(run.job, "EndTime"), says_that_it_ends(run)
                 told(run)
                 at = time.monotonic()
-                run.wait_for(lambda: says_so(run), "it says that it ends")
+                run.wait_for(lambda said=said: says_that_it_ends(run) > said, "it says that it ends")
                 found: Figures = {"noticed": time.monotonic() - at}
                 if words:  # it has a time
                     found["seconds left"] = int(end) - time.time()
@@ -281,7 +285,8 @@ def tell(run: SlurmRun) -> None:
 
 def wait(run: SlurmRun) -> None:
     """Wait until Slurm does so by itself."""
-    run.wait_for(lambda: says_so(run), "Slurm tells it", 300.0)
+    said = says_that_it_ends(run)
+    run.wait_for(lambda: says_that_it_ends(run) > said, "Slurm tells it", 300.0)
 
 
 def first_node_dies(draw: Random, short: bool) -> Iterator[Figures]:

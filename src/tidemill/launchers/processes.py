@@ -47,6 +47,7 @@ from tidemill.core.run_marks import end_marked, end_orphans
 from tidemill.core.temporary_folders import temporary_folder
 from tidemill.core.user_code_loading import own_path
 from tidemill.launchers.cause_of_end import cause_of_end
+from tidemill.launchers.log_files import MOST_BYTES, remove_empty, shorten, tail
 from tidemill.launchers.process_setup import ProcessSetup, WorkerEnds
 from tidemill.launchers.runner_link import RunnerBell, RunnerLink
 from tidemill.launchers.worker_group import WorkerGroup, log_name
@@ -60,7 +61,7 @@ from tidemill.workers.actor_config import ActorConfig
 # wake-ups' worth
 SPIN = 100e-6
 LEAST_MEMORY = 25_000_000  # bytes that a process shares with none: Python, numpy and what it builds
-_TAIL = 2000  # characters of a dead worker's output that are shown
+_LOGS_S = 1.0  # seconds between two looks at how long logs are
 _SHORT = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)  # what the system lacks, and not the log
 AWAY_S = 2.0
 """Seconds that the disk, or share, has on which logs are."""
@@ -126,6 +127,7 @@ class ProcessesLauncher(Launcher):
         self._group_of: dict[str, WorkerGroup] = {}
         self._links: dict[str, RunnerLink] = {}
         self._notices: list[str] = []
+        self._look_at_logs, self._long = 0.0, set[Path]()  # logs that were too long
         self._descriptors: list[int] = []
         self._spares, self._spare_at, self._spare_kills = Spares(), inf, MemoryKills(0, 0)
         self._started = Counter[tuple[tuple[str, ...], int]]()  # commands and threads of all lives
@@ -363,6 +365,20 @@ class ProcessesLauncher(Launcher):
         self._bell.wait(seconds)
         if monotonic() > self._spare_at:
             self._have_spare()
+        if monotonic() > self._look_at_logs:
+            self._shorten_logs()
+
+    def _shorten_logs(self) -> None:
+        """Keep what workers print from filling the disk, now and then."""
+        self._look_at_logs = monotonic() + _LOGS_S
+        with contextlib.suppress(OSError):
+            for log in self._disk.do(partial(shorten, [group.log for group in self._groups])):
+                if log not in self._long:
+                    self._long.add(log)
+                    self._notices.append(
+                        f"{log} has over {MOST_BYTES >> 20} MB of what {log.stem} prints (an environment, "
+                        f"mostly): its middle is taken out, now and whenever it is as long again"
+                    )
 
     def _have_spare(self) -> None:
         """Have a process wait for whoever dies next, with as many math threads as most,
@@ -393,10 +409,10 @@ class ProcessesLauncher(Launcher):
                 return "it hung up, but its process still runs"
             group.cause = self._cause_of_end(group, status)
         try:
-            tail = self._disk.do(partial(_tail, group.log))
+            last = self._disk.do(partial(tail, group.log))
         except OSError as error:
             return f"{group.cause}; its output cannot be read: {group.log}: {error.strerror}"
-        return group.cause + (f"; its last output:\n{tail}" if tail else "")
+        return group.cause + (f"; its last output:\n{last}" if last else "")
 
     def _cause_of_end(self, group: WorkerGroup, status: int) -> str:
         """Return how a process ended, once for each. A kill for want of memory that
@@ -495,22 +511,5 @@ class ProcessesLauncher(Launcher):
         if self._group_of:
             logs = [group.log for group in self._group_of.values()]
             with contextlib.suppress(OSError):
-                self._disk.do(partial(_remove_empty, logs, self._logs))
+                self._disk.do(partial(remove_empty, logs, self._logs))
             self._disk.close()
-
-
-def _tail(log: Path) -> str:
-    """Return the end of a log, "" where there is none."""
-    if not log.exists():
-        return ""
-    with open(log, "rb") as file:
-        file.seek(max(0, file.seek(0, os.SEEK_END) - 4 * _TAIL))  # a character has 4 bytes at most
-        return file.read().decode(errors="replace")[-_TAIL:].strip()
-
-
-def _remove_empty(logs: Sequence[Path], folder: Path) -> None:
-    for log in logs:
-        if log.exists() and log.stat().st_size == 0:
-            log.unlink()
-    with contextlib.suppress(OSError):
-        folder.rmdir()  # nobody had anything to say
