@@ -229,7 +229,7 @@ def test_who_is_told_much_says_so_before_its_lease_is_due(hosts, monkeypatch):
     at_there._next_lease = float("inf")
     for _ in range(8):
         here.tell("there", bytes(1 << 20))
-    until(lambda: at_there.words.heard == 32, *hosts)
+    until(lambda: at_there.words.heard == 256, *hosts)
     until(lambda: at_here.words._unheard_bytes <= 1 << 20, *hosts)
 
 
@@ -376,6 +376,10 @@ def test_what_was_sent_and_has_not_come_whole_is_counted(hosts, closing):
         ({"schema": {"x": Field((-8,), "int64")}}, "impossible field"),
         ({"schema": {"x": Field((1 << 50,), "int64")}}, "impossible field"),
         ({"schema": {"x": Field((1 << 27,), "int64")}, "nbytes": 1 << 30, "slots": 1 << 12}, "are free"),
+        (
+            {"schema": {f"x{i}": Field((), "int8") for i in range(5)}, "nbytes": 320, "slots": 1 << 16},
+            "asks for 327,680 arrays, and 262,144 may be",
+        ),
         ({"schema": {"x": Field((4,), "int64")}}, "offered anew"),
     ],
 )

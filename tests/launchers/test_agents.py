@@ -4,6 +4,7 @@ import errno
 import os
 import re
 import resource
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -18,13 +19,14 @@ import pytest
 import zmq
 from benchmarks.shares import NoShare, share_in
 from tests.hosts.hosts import needs_namespaces
-from tests.launchers.host_launchers import LOOPBACK
+from tests.launchers.host_launchers import LOOPBACK, TwoHosts
 from tests.run.watching import wait_until
 
 from tidemill.api.control_messages import State, Status
 from tidemill.api.control_messages import pack as pack_up
 from tidemill.api.edges import Edge
-from tidemill.core.errors import RunError, SchemaError
+from tidemill.core.errors import RunError, SchemaError, TooManyFiles
+from tidemill.core.own_version import own_version
 from tidemill.hosts.connections import HostConnection, Keys
 from tidemill.hosts.orders import (
     AgentKey,
@@ -41,6 +43,7 @@ from tidemill.hosts.orders import (
     Listening,
     Logged,
     Measure,
+    Noticed,
     Part,
     Parted,
     Report,
@@ -54,12 +57,14 @@ from tidemill.hosts.orders import (
 )
 from tidemill.hosts.peer import LEASE_S, SILENCE_S, WATCH_S, now
 from tidemill.hosts.wire import Wire
-from tidemill.launchers import agents, host
+from tidemill.launchers import agents, host, log_files
 from tidemill.launchers.agents import Agents
 from tidemill.launchers.engine import CommandEngine, StartedAgent
 from tidemill.launchers.host_workers import HostWorkers
 from tidemill.launchers.kinds import own_kind
 from tidemill.launchers.known_agents import HostLink, KnownAgent, Share
+from tidemill.launchers.log_files import shorten
+from tidemill.launchers.own_files import OwnFiles
 from tidemill.launchers.report_checks import ReportChecks, check_here
 from tidemill.store.parameter_database import PARAMETERS, ParameterDatabase
 from tidemill.transports.shared import EventBell
@@ -324,6 +329,142 @@ def test_a_host_that_does_not_hear_another_one_is_told_once_and_when_it_does_aga
     other.lost = "it has ended"
     told.agents._take(told.agent, Traffic())
     assert len(told.agents.notices) == 3
+
+
+def test_a_host_that_is_back_has_its_share_only_once_it_has_said_what_it_is(told: Told) -> None:
+    """It may be another machine: with fewer GPUs, or another numpy."""
+    share = told.agents.shares["b"]
+    told.agents._devices, told.agents._on_folder = {"b": ["cpu"], "runner": []}, {"b": ""}
+    assert told.agents._holder_for(share) == ""
+    told.agent.here = Here(own_kind(), host.versions())
+    assert told.agents._holder_for(share) == "b"
+
+
+@pytest.mark.parametrize(("why", "holder"), [("trainer-0 must read checkpoints", "runner"), ("", "c")])
+def test_who_needs_the_runs_folder_is_given_to_nobody_who_does_not_see_it(
+    told: Told, why: str, holder: str
+) -> None:
+    del told.agents.known["b"]
+    told.meet("c", None).home = "c"
+    told.agents.cores = {"runner": 1, "b": 1, "c": 64}
+    told.agents.sees, told.agents._on_folder = {"b": True, "c": False}, {"b": why}
+    told.agents._devices = {"b": ["cpu"], "c": [], "runner": []}
+    assert told.agents._holder_for(told.agents.shares["b"]) == holder
+
+
+@pytest.fixture
+def back(told: Told, monkeypatch: pytest.MonkeyPatch) -> list[StartedAgent]:
+    """The agents by which host b, which is lost, is back, each once."""
+    del told.agents.known["b"]
+    found = list[StartedAgent]()
+    monkeypatch.setattr(told.agents._engine, "again", lambda host: found.pop() if found else None)
+    return found
+
+
+def test_a_host_that_is_back_and_cannot_be_let_in_is_tried_again(
+    told: Told, back: list[StartedAgent], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The others go on meanwhile."""
+    greeted, errors = list[StartedAgent](), [TooManyFiles("1,024 are open")] * 2
+
+    def greet(name: str, home: str, holder: str | None, started: StartedAgent, introduce: object) -> None:
+        if errors:
+            raise errors.pop()
+        greeted.append(started)
+
+    monkeypatch.setattr(told.agents, "_greet", greet)
+    back.append(started := StartedAgent(b"key", LOOPBACK, version=own_version()))
+    for _ in range(4):
+        told.agents.hear()
+    assert told.agents.notices == ["host b cannot be let in: 1,024 are open; until then it stays away"]
+    assert greeted == [started]
+
+
+def test_a_host_that_is_back_with_another_tidemill_ends_and_may_come_again(
+    told: Told, back: list[StartedAgent], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said = list[bytes]()
+    monkeypatch.setattr(told.agents._engine, "introduce", lambda host, line: said.append(line))
+    for _ in range(2):
+        back.append(StartedAgent(b"key", LOOPBACK, version="0.0.1 (0123456789)"))
+        told.agents.hear()
+    (notice,) = told.agents.notices
+    assert "host b has other versions" in notice and "tidemill 0.0.1 (0123456789), here" in notice
+    assert said == [b"{}"] * 2 and "b" not in told.agents.known
+
+
+def test_what_a_hosts_launcher_has_to_tell_is_told_but_not_without_end(
+    told: Told, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(agents, "_MOST_NOTICED", 3)
+    for number in range(5):
+        told.agents._take(told.agent, Noticed(f"one\n{number}"))
+    assert told.agents.notices == [
+        "host b: one 0", "host b: one 1", "host b has had 3 notices: no more is shown"
+    ]  # fmt: skip
+    reports, bell = list[Report](), threading.Event()
+    launcher = SimpleNamespace(notices=lambda: ["its log is long"])
+    own: Any = SimpleNamespace(
+        _report=reports.append, _tell_logs=bell.set, _tell_traffic=lambda workers: None, _mirror=None,
+        _over=False,
+    )  # fmt: skip
+    host.HostAgent._listen(own, SimpleNamespace(launcher=launcher, parted=[], links={}))  # type: ignore[arg-type]
+    assert reports == [Noticed("its log is long")] and bell.is_set()
+
+
+def test_whose_share_is_seated_meanwhile_begins_with_its_own_burial_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Two hosts are lost, of which nobody's death has to do with the other's."""
+    told, begun = list[tuple[str, str]](), list[list[str]]()
+    launcher = TwoHosts()
+    shares = {}
+    for host_name, worker in (("b", "actor-0"), ("c", "actor-1")):
+        agent: Any = SimpleNamespace(name=f"{host_name}#1", launched=None)
+        shares[host_name] = Share(host_name, agent)
+        shares[host_name].links[worker] = HostLink(worker, lambda _: None, 1)
+    launcher.places = {"actor-0": "b", "actor-1": "c"}
+    launcher._agents = SimpleNamespace(  # type: ignore[assignment]
+        shares=shares, tell_share=lambda share, order: told.append((share.host, type(order).__name__))
+    )
+    launcher._own = SimpleNamespace(revive=lambda workers, moved: begun.append([*workers, *moved]) or {})  # type: ignore[assignment]
+    launcher._job = SimpleNamespace(folder=None)  # type: ignore[assignment]
+    monkeypatch.setattr(launcher, "_orders", lambda some, lives: [(share, RunEnds(False)) for share in some])
+    assert launcher.restart(["actor-0"]).keys() == {"actor-0"}
+    assert {host_name for host_name, _ in told} == {"b"} and begun == [["actor-0", "b"]]
+    assert shares["b"].given and not shares["c"].given
+    launcher.restart(["actor-1"])
+    assert begun[1:] == [["actor-1", "c"]] and ("b", "Revive") in told
+
+
+def test_files_of_agents_that_were_killed_go_with_the_next_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    gone = f"{Path('/proc/self/ns/pid').stat().st_ino}.4194303.1"  # this machine has no such process
+    left = tmp_path / f"tidemill-of-{gone}-abcdefgh"
+    (left / "code").mkdir(parents=True)
+    own = OwnFiles()
+    assert not left.exists() and len(list(tmp_path.iterdir())) == 1
+    own.close()
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_log_whose_middle_was_taken_out_is_told_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(log_files, "MOST_BYTES", 1 << 20)
+    own = OwnFiles()
+    own.logs.mkdir()
+    log = own.logs / "actor-0.log"
+    log.write_bytes(bytes(3 << 20))
+    assert [len(text) for _, text in own.written(all_of_it=True)] == [3 << 20]
+    shorten([log])
+    with log.open("ab") as file:
+        file.write(b"and more")
+    ((name, text),) = own.written(all_of_it=True)
+    assert name == "actor-0.log" and b"MB that were printed here are taken out" in text
+    assert text.endswith(b"and more")
+    own.close()
 
 
 def test_who_wants_versions_on_and_on_gets_one_part_at_a_time(told: Told, tmp_path: Path) -> None:

@@ -147,7 +147,7 @@ def test_a_login_node_without_slurm_is_named(tmp_path: Path, monkeypatch: pytest
 @pytest.mark.parametrize(
     ("mode", "token", "access", "level", "said"),
     [
-        ("", None, 0, "warn", "whoever reaches this Ray runs code on its hosts"),
+        ("", None, 0, "warn", "the Ray at a:1 asks for none: whoever reaches it runs code on its hosts"),
         ("token", None, 0, "fail", "there is none"),
         ("token", "x", 0o644, "warn", "others may read"),
         ("token", "x", 0o600, "ok", "only you may read"),
@@ -163,11 +163,11 @@ def test_ray_s_token(
     said: str,
 ) -> None:
     path = tmp_path / "auth_token"
-    monkeypatch.setenv("RAY_AUTH_MODE", mode)
+    monkeypatch.setattr(examine_cluster, "lets_anyone_in", lambda address: not mode)
     monkeypatch.delenv("RAY_AUTH_TOKEN", raising=False)
     monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", str(path))
     if token is not None:
         path.write_text(token)
         path.chmod(access)
-    (finding,) = examine_cluster._authentication()
+    (finding,) = examine_cluster._authentication("a:1")
     assert finding.level == level and said in finding.message

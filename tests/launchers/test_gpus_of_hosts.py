@@ -127,6 +127,7 @@ def test_a_lost_share_goes_only_where_its_gpus_are(told: Told) -> None:  # noqa:
     lost = agents.shares["gone"] = Share("gone", None)
     agents.cores, agents.gpus = {"runner": 9, "b": 1, "gone": 1}, {"runner": 1, "b": 1, "gone": 1}
     agents._devices = {"runner": ["cuda:0", "cpu"], "b": ["auto"], "gone": ["cuda"]}
+    agents._on_folder = {"gone": ""}
     assert agents._holder_for(lost) == "b"  # the runner has the cores, and its GPU is taken
     agents._devices["gone"] = ["cpu", "auto"]
     assert agents._holder_for(lost) == "runner"

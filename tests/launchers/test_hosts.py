@@ -4,6 +4,7 @@ are, and its end leaves nothing anywhere."""
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -54,9 +55,10 @@ from tidemill.api.transport import Link
 from tidemill.core.cores import cores
 from tidemill.core.errors import ConfigError, RunError, TidemillError
 from tidemill.launchers import hosts, report_checks
+from tidemill.launchers.engine import CommandEngine, CommandHost, HostEngine
 from tidemill.launchers.host_workers import given_back_in_lockstep
 from tidemill.launchers.hosts import HostsLauncher
-from tidemill.launchers.known_agents import Share
+from tidemill.launchers.known_agents import HostLink, Share
 from tidemill.launchers.placement import place
 from tidemill.metrics.json_lines import read_metrics
 from tidemill.nets.choose_device import visible_gpus
@@ -367,17 +369,19 @@ def hidden(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_next_lives_that_cannot_be_ordered_are_none(tmp_path: Path) -> None:
-    """Where the run's folder is away, the next try finds lives counted as they were."""
+    """Where the run's folder is away, each try counts as a life, as it does for whoever
+    leads the run, and nobody is told."""
     launcher, told = TwoHosts(), list[object]()
     share = Share("b", SimpleNamespace(name="b", home="b"))  # type: ignore[arg-type]
     there: Any = SimpleNamespace(shares={"b": share}, tell_share=lambda *words: told.append(words))
+    share.links["actor-0"] = of_the_dead = HostLink("actor-0", lambda _: None, 0)
     launcher._agents, launcher._own = there, there
     launcher.places, launcher._logs = {"actor-0": "b"}, tmp_path / "away"
     launcher._job = Job(experiment())
     for _ in range(2):
         with pytest.raises(OSError, match="away"):
             launcher.restart(["actor-0"])
-    assert launcher._lives["actor-0"] == 0 and not share.links and told == []
+    assert launcher._lives["actor-0"] == 2 and share.links == {"actor-0": of_the_dead} and told == []
 
 
 def train_own_file(hidden: Path) -> subprocess.CompletedProcess[str]:
@@ -548,6 +552,23 @@ def test_a_host_that_cannot_be_called_is_named(
     with pytest.raises(TidemillError, match=re.escape(said)):
         train(experiment(), launch=launcher, run_dir=tmp_path / "run", quiet=True)
     wait_until(lambda: not agents_of(psutil.Process().children(recursive=True)), 60, "no agent is left")
+
+
+def test_a_host_of_another_tidemill_is_named_before_it_is_told_what_it_does_not_understand(
+    tmp_path: Path,
+) -> None:
+    """Its version is the same, as of clones of the repository."""
+    other = tmp_path / "tidemill"
+    shutil.copytree(Path(tidemill.__file__).parent, other, ignore=shutil.ignore_patterns("__pycache__"))
+    orders = other / "hosts" / "orders.py"
+    orders.write_text(orders.read_text().replace("    runner_address: str", "    address_of_the_runner: str"))
+
+    class OtherTidemill(HostsLauncher):
+        def engine(self) -> HostEngine:
+            return CommandEngine({"b": CommandHost("127.0.0.1", ("env", f"PYTHONPATH={tmp_path}"))})
+
+    with pytest.raises(RunError, match=r"host b has other versions, .*: tidemill 0\S+ \(.*, here 0\S+ \("):
+        train(experiment(), launch=OtherTidemill, layout="given", run_dir=tmp_path / "run", quiet=True)
 
 
 def test_a_host_of_another_version_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 import pytest
+
 from tidemill import PPO, ActorCritic, Actors, Experiment, Gymnasium, Limits, Trainer, train
 from tidemill.launchers import log_files, processes
 from tidemill.launchers.log_files import shorten

@@ -13,6 +13,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from ipaddress import ip_address
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -34,8 +35,19 @@ if importlib.util.find_spec("ray") is None:  # which takes long to import
         raise RuntimeError("TIDEMILL_REQUIRE_CLUSTER=1, and Ray is not installed")
     pytest.skip("Ray is not installed", allow_module_level=True)
 
+from tidemill.launchers import ray_driver
 from tidemill.launchers.ray import RayEngine
-from tidemill.launchers.ray_driver import Back, BroughtHost, Ended, NoHosts, RayHosts, Wanted, check_token
+from tidemill.launchers.ray_driver import (
+    Back,
+    BroughtHost,
+    Ended,
+    NoHosts,
+    RayHosts,
+    Wanted,
+    check_reach,
+    check_token,
+    lets_anyone_in,
+)
 
 DRIVER = "tidemill.launchers.ray_driver"
 TOKEN = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": uuid.uuid4().hex}
@@ -227,7 +239,7 @@ def test_what_ray_cannot_give_is_said(ray: str, options: dict[str, Any], said: s
 def test_a_ray_that_whoever_likes_reaches_is_refused_wherever_it_was_found(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.delenv("RAY_AUTH_MODE", raising=False)
+    monkeypatch.setattr(ray_driver, "lets_anyone_in", lambda address: address == "open:1")
     nodes = [
         {"NodeID": name, "NodeManagerAddress": address, "Alive": True, "Resources": {"CPU": 1.0}}
         for name, address in (("a", "127.0.0.1"), ("b", "8.8.8.8"))
@@ -236,16 +248,24 @@ def test_a_ray_that_whoever_likes_reaches_is_refused_wherever_it_was_found(
     here = SimpleNamespace(get_node_id=lambda: "a")
     hosts._ray = SimpleNamespace(nodes=lambda: nodes, get_runtime_context=lambda: here)
     with pytest.raises(NoHosts, match=r"8\.8\.8\.8 is an address of the internet"):
-        hosts._give(Wanted("", None, False))
+        hosts._give(Wanted("", None, False), "open:1")
+    where = ip_address("8.8.8.8")
+    check_reach(where, "8.8.8.8", insecure=True, address="open:1")
+    check_reach(where, "8.8.8.8", insecure=False, address="asks:1")
 
 
-def test_a_wrong_token_is_named(ray: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("named", [True, False])
+def test_a_wrong_token_is_named(
+    ray: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, named: bool
+) -> None:
+    """Of the Ray that this machine is of, too: the run does not go on alone."""
+    assert not lets_anyone_in(ray)
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
     monkeypatch.setenv("RAY_AUTH_TOKEN", uuid.uuid4().hex)
+    launch = with_options("ray", {"address": ray} if named else {})
     with pytest.raises(RunError, match=r"does not let us in: .*InvalidAuthToken.*; is its token the one"):
-        train(
-            experiment(), launch=with_options("ray", {"address": ray}), layout="given",
-            run_dir=tmp_path / "run", quiet=True,
-        )  # fmt: skip
+        train(experiment(), launch=launch, layout="given", run_dir=tmp_path / "run", quiet=True)
+    assert not (tmp_path / "run").exists() and not ours()
 
 
 def test_a_token_that_is_nowhere_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -176,11 +176,91 @@ def test_a_job_that_has_lost_its_first_node_is_queued_again_by_another_one(tmp_p
 def script_of(*words: str) -> str:
     """Return the script that a command with ``--launch slurm --script`` prints."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.delenv("SLURM_JOB_ID", raising=False)
         patch.setattr(sys, "argv", ["tidemill", *words, "--launch", "slurm", "--script"])
         said = CliRunner().invoke(app, sys.argv[1:])
     assert said.exit_code == 0, said.output
-    return said.output
+    return said.stdout
+
+
+@pytest.mark.parametrize("allocated", [False, True])
+def test_a_script_that_is_printed_may_be_submitted_as_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, allocated: bool
+) -> None:
+    """Within an allocation, too, only the script was asked for."""
+    monkeypatch.setenv("SLURM_JOB_ID", "7") if allocated else monkeypatch.delenv("SLURM_JOB_ID", False)
+    run = tmp_path / "runs" / "run"
+    text = script_of(
+        "train",
+        "CartPole-v1",
+        "--time=9",
+        "--partition",
+        "cpu",
+        "--sbatch=--account=x",
+        "--run-dir",
+        str(run),
+    )
+    assert f"set -- train CartPole-v1 --run-dir {run} --launch slurm\n" in text
+    assert all(f"#SBATCH --{option}\n" in text for option in ("time=9", "partition=cpu", "account=x"))
+    assert run.stat().st_mode & 0o777 == 0o700 and not list(
+        run.iterdir()
+    )  # Slurm makes no folder for the log
+    (tmp_path / "job.sh").write_text(text.replace(sys.executable, "true", 1))
+    variables = os.environ | {"SLURM_JOB_ID": "8"}
+    subprocess.run(["bash", "job.sh"], cwd=tmp_path, env=variables, check=True, timeout=60)
+    assert slurm_job.job_of(run) == "8"  # so that it can be followed
+
+
+def submission(folder: Path, patch: pytest.MonkeyPatch, *words: str, state: str = "COMPLETED") -> str:
+    """Return why a command submits nothing, where a job before is in this state."""
+    for name, text in (
+        ("sbatch", f"touch {folder}/submitted"),
+        ("scontrol", f"echo JobId=7 JobState={state} Reason=None"),
+    ):
+        (folder / name).write_text(f"#!/bin/bash\n{text}\n")
+        (folder / name).chmod(0o700)
+    patch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+    patch.setattr(sys, "argv", ["tidemill", *words])
+    said = CliRunner().invoke(app, [*words])
+    assert said.exit_code == 1 and not (folder / "submitted").exists(), said.output
+    return " ".join(said.output.split())
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--place", "nobody=b"], "--place nobody=b: there is no such worker; "),
+        (["--ray-address", "a:1"], '--launch slurm: it has no option "address"'),
+        (["--hosts", "0"], "--hosts 0: it must be a whole number of at least 1"),
+    ],
+)
+def test_what_a_job_would_refuse_is_said_before_it_waits_for_its_nodes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], said: str
+) -> None:
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    words = ["train", "CartPole-v1", "--launch", "slurm", "--run-dir", str(tmp_path / "run"), *words]
+    assert said in submission(tmp_path, monkeypatch, *words)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_run_that_a_job_has_is_submitted_no_second_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "config.json").touch()
+    for name, text in ((slurm_job.JOB, "7\n"), (slurm_job.SCRIPT, "its script")):
+        (run / name).write_text(text)
+    for words in (["train", "CartPole-v1", "--run-dir", str(run)], ["resume", str(run)]):
+        said = submission(tmp_path, monkeypatch, *words, "--launch", "slurm", state="RUNNING")
+        assert "is job 7, which is RUNNING: see it by: tidemill follow" in said
+    assert (run / slurm_job.SCRIPT).read_text() == "its script"
+
+
+def test_within_an_allocation_nothing_is_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    said = submission(tmp_path, monkeypatch, "train", "CartPole-v1", "--launch", "slurm", "--time", "9")
+    assert "--time is of a job that is to be submitted, and this is within allocation 7" in said
 
 
 def test_the_commands_say_what_a_job_is_to_go_on_from(
@@ -190,7 +270,6 @@ def test_the_commands_say_what_a_job_is_to_go_on_from(
     monkeypatch.setenv("ROWS", str(tmp_path))
     begun = script_of("train", f"{EXPERIMENTS}:rows", "--run-dir", str(run))
     assert "for policy in red blue; do" in begun and f"set -- resume {run} --launch slurm\n" in begun
-    run.mkdir()
     (run / "config.json").touch()
     resumed = script_of("resume", str(run), "--max-steps", "9")
     assert f"set -- resume {run} --max-steps 9 --launch slurm\n" in resumed

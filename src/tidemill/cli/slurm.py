@@ -3,7 +3,7 @@
 import os
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from math import ceil
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -35,9 +35,9 @@ Script = Annotated[
 ]
 
 
-def submits(launch: str | None) -> bool:
-    """True where a run is to be a job that is not submitted yet."""
-    return launch is not None and without_arguments(launch) == "slurm" and "SLURM_JOB_ID" not in os.environ
+def is_slurm(launch: str | None) -> bool:
+    """True for Slurm's launcher, whatever its options."""
+    return launch is not None and without_arguments(launch) == "slurm"
 
 
 @dataclass(frozen=True)
@@ -52,11 +52,21 @@ class JobOptions:
     script: bool
 
     def check(self, launch: str | None) -> None:
-        """Raise `ConfigError` where something is said and the run is not Slurm's."""
-        if launch is None or without_arguments(launch) != "slurm":
-            for name, value in vars(self).items():
-                if value:
-                    raise ConfigError(f"--{name.replace('_', '-')} goes with --launch slurm alone")
+        """Raise `ConfigError` where something is said and the run is not Slurm's, or has
+        its job already."""
+        said = [_option(name) for name, value in vars(self).items() if value]
+        if said and not is_slurm(launch):
+            raise ConfigError(f"{said[0]} goes with --launch slurm alone")
+        if said and not self.submits(launch):
+            raise ConfigError(
+                f"{said[0]} is of a job that is to be submitted, and this is within allocation "
+                f"{os.environ['SLURM_JOB_ID']}, which has what it has; leave it out, or unset SLURM_JOB_ID"
+            )
+
+    def submits(self, launch: str | None) -> bool:
+        """True where a run is to be a job that is not submitted yet, or only its script
+        is asked for."""
+        return is_slurm(launch) and (self.script or "SLURM_JOB_ID" not in os.environ)
 
     def submit(
         self,
@@ -77,10 +87,13 @@ class JobOptions:
         from tidemill.launchers import slurm_job
         from tidemill.run.same_run import put_aside
 
+        if not self.script:
+            slurm_job.check_free(run.resolve())
         aside = put_aside(run) if anew and not self.script else None
         named, run = run, run.resolve()
-        # --anew is done by now: in the job it would put its own log aside
-        first = [word for word in sys.argv[1:] if word not in ("--script", "--anew")]
+        # what is said of the job is done by now, and so is --anew, which would put aside
+        # its own log there
+        first = _words_of_the_run(sys.argv[1:])
         if first[:1] == ["train"] and not any(word.partition("=")[0] == "--run-dir" for word in first):
             first += ["--run-dir", str(run)]
         if experiment is None:
@@ -105,6 +118,12 @@ class JobOptions:
         )
         if self.script:
             print(slurm_job.script(job, os.getcwd(), sys.executable), end="")
+            run.mkdir(mode=0o700, parents=True, exist_ok=True)
+            print(
+                f"note: {run} is there now, since Slurm makes no folder for what a job writes; submit the "
+                "script by: sbatch FILE",
+                file=sys.stderr,
+            )
             return 0
         log = run / slurm_job.LOG
         before = log.stat().st_size if log.exists() else 0
@@ -118,6 +137,23 @@ class JobOptions:
             print(f"the run that was in {named} is in {aside} now")
         print(f"submitted as job {number}: {run / slurm_job.SCRIPT}")
         return slurm_job.follow(run, number, before)
+
+
+def _option(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
+
+
+def _words_of_the_run(words: Sequence[str]) -> list[str]:
+    """Return the words of a command but for those of its job, which are Slurm's."""
+    flags = ("--script", "--anew")
+    options = [_option(field.name) for field in fields(JobOptions) if field.name != "script"]
+    kept, rest = list[str](), iter(words)
+    for word in rest:
+        if word in options:
+            next(rest, None)
+        elif word not in flags and word.partition("=")[0] not in options:
+            kept.append(word)
+    return kept
 
 
 def follow(run: Run) -> None:

@@ -29,7 +29,6 @@ from tidemill.cli.slurm import (
     Sbatch,
     Script,
     Time,
-    submits,
 )
 from tidemill.core.errors import ConfigError
 from tidemill.launchers.table import LAUNCHERS, with_options
@@ -139,7 +138,8 @@ def train(
     job.check(launch)
     options = {"hosts": hosts, "address": ray_address, "insecure": insecure or None, "place": places(place)}
     launch = with_options(launch, options)
-    check_words("processes" if submits(launch) else launch, run_dir, layout, log)
+    # outside of an allocation Slurm's launcher is looked at once the experiment is known
+    check_words("processes" if job.submits(launch) else launch, run_dir, layout, log)
     if (what is None) == (config is None):
         raise ConfigError("name what to train: an environment, FILE.py:FUNCTION, or --config FILE")
     if config is not None and (env_arg or wrap or algorithm is not None):
@@ -171,10 +171,12 @@ def train(
 
         print(config_text(experiment, source))
         return
-    if submits(launch):
+    if job.submits(launch):
+        from tidemill.launchers.slurm_job import check_options
         from tidemill.run.folder import new_folder
 
         experiment.check()
+        check_options(launch, experiment)
         folder = run_dir or (Path("runs") / experiment.name if script else new_folder(experiment))
         raise typer.Exit(job.submit(folder, hosts, launch, experiment, anew))
     result = run(
@@ -252,9 +254,11 @@ def resume(
     job = JobOptions(time, partition, cpus_per_host, gpus_per_host, sbatch or (), script)
     job.check(launch)
     options = {"hosts": hosts, "address": ray_address, "insecure": insecure or None, "place": places(place)}
-    if submits(launch):
+    if job.submits(launch):
+        from tidemill.launchers.slurm_job import check_options
         from tidemill.run.folder import RunFolder
 
+        check_options(with_options(launch or "slurm", options))
         raise typer.Exit(job.submit(RunFolder.open(run).path, hosts))
     _exit(
         go_on(

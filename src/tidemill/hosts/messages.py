@@ -21,7 +21,7 @@ from tidemill.core.schema import Field
 PIECE_BYTES = 512 << 10
 """The most bytes of slots in one message: so many may an edge's wait behind another
 edge's."""
-WORD_BYTES = 256 << 10
+WORD_BYTES = 32 << 10
 """The most bytes of a word: so many may a lease wait behind."""
 FRAME_LIMIT = 2 * PIECE_BYTES
 """The most bytes of a frame that is read at all: who sends a longer one is hung up on by

@@ -295,6 +295,12 @@ class Logged(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
     text: bytes
 
 
+class Noticed(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
+    """The report of what the user is to be told of the host's workers."""
+
+    text: str
+
+
 class Traffic(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
     """The report of bytes of data that the host has sent to others and received of them,
     and of messages that it has said besides.
@@ -397,6 +403,7 @@ Report = (
     | AgentEnded
     | Speak
     | Logged
+    | Noticed
     | Traffic
     | WorkerGone
     | Whereabouts

@@ -31,7 +31,7 @@ from tidemill.hosts.messages import (
     unpack,
     unpack_piece,
 )
-from tidemill.hosts.pumps import CellsHere, Incoming, IncomingCell, Outgoing, OutgoingCell
+from tidemill.hosts.pumps import CellsHere, Incoming, IncomingCell, NoRoom, Outgoing, OutgoingCell
 from tidemill.hosts.words import MOST_UNSAID_BYTES, Words
 
 IN_FLIGHT_BYTES = 4 << 20
@@ -107,7 +107,8 @@ class Peer:
     joined: whether its edges are known: before, nothing is said over data
     words: what the two tell each other besides edges
     ended: why nothing is said to it any more; "" as long as it is
-    by_own_fault: whether that is since this host had to say what cannot be said
+    by_own_fault: whether that is since this host had to say what cannot be said, or has
+        no room for what the other one offers
     """
 
     def __init__(
@@ -266,6 +267,7 @@ class Peer:
         try:
             line.connection.receive(lambda frames: self._take(line, frames), _MESSAGES)
         except SchemaError as error:
+            self.by_own_fault = isinstance(error, NoRoom)
             self.end(f"{line.connection.name}: {error}")
 
     def _take(self, line: _Line, frames: Sequence[zmq.Frame]) -> None:

@@ -25,6 +25,11 @@ from tidemill.hosts.messages import PIECE_BYTES, Offer, Piece, Position
 from tidemill.transports.slots import SlotConsumer, SlotProducer, SlotReader, SlotWriter, check_fields
 
 _SLOTS = 1 << 16  # the most that a channel may have, as where it is attached
+_ARRAYS = 1 << 18  # of all slots of a channel together
+
+
+class NoRoom(SchemaError):
+    """This host lacks the memory for what another one rightly offers."""
 
 
 class Outgoing(ABC):
@@ -321,11 +326,16 @@ class Incoming(ABC):
         nbytes = layout(offer.schema, offer.lead)[1]
         if not 0 < nbytes == offer.nbytes:
             raise SchemaError(f"{what} says slots of {offer.nbytes} bytes where its fields take {nbytes}")
+        if (count := len(offer.schema) * offer.slots) > _ARRAYS:
+            raise SchemaError(f"{what} asks for {count:,} arrays, and {_ARRAYS:,} may be")
         if nbytes * (offer.slots or 1) > free:
-            raise SchemaError(
+            raise NoRoom(
                 f"{what} asks for {offer.slots or 1} slots of {size(nbytes)} where {size(free)} are free"
             )
-        self._make(offer)
+        try:
+            self._make(offer)
+        except (OSError, MemoryError) as error:
+            raise NoRoom(f"{what} cannot be had: {error or 'no memory'}") from None
         self.offered = offer
 
     def take(self, piece: Piece, data: memoryview) -> None:

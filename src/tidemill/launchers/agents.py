@@ -45,6 +45,7 @@ from tidemill.hosts.orders import (
     Listening,
     Logged,
     Measure,
+    Noticed,
     Order,
     Part,
     Parted,
@@ -67,9 +68,9 @@ from tidemill.launchers.kinds import own_kind
 from tidemill.launchers.known_agents import KnownAgent, Share
 from tidemill.launchers.lost_samples import LostSamples
 from tidemill.launchers.own_files import MOST_LOGGED_BYTES
-from tidemill.launchers.placement import device_of, fit, needs_gpu
+from tidemill.launchers.placement import device_of, fit, needs_folder, needs_gpu
 from tidemill.launchers.processes import AWAY_S
-from tidemill.launchers.report_checks import ReportChecks, check_here
+from tidemill.launchers.report_checks import ReportChecks, check_here, check_tidemill
 from tidemill.launchers.stand_in import StandIn
 from tidemill.launchers.versions_sent import VersionsSent
 from tidemill.launchers.worker_group import log_name
@@ -88,6 +89,7 @@ each 0.15 s while nothing comes."""
 _ANSWER_S = 1.0  # seconds to wait for where a worker's thread is
 _LOOK_S = 0.005  # seconds between two looks for what is waited for
 _MOST_SAID = 200  # characters of what a host says that the user is told
+_NOTICE, _MOST_NOTICED = 400, 1000  # characters of a notice, and how many a host may have
 
 
 class HostFull(RunError):
@@ -128,6 +130,9 @@ class Agents:
         self._versions = None if logs is None else VersionsSent(logs.parent / PARAMETERS, self._disk)
         self._unwritten: list[tuple[Path, bytes]] = []  # of logs
         self._held: dict[str, StandIn] = {}  # that the runner holds itself
+        self._unmet: dict[str, StartedAgent] = {}  # that are back, and could not be let in yet
+        self._refusals: set[str] = set()  # why, as the user was told
+        self._on_folder: dict[str, str] = {}  # why a share's workers must see the run's folder, by host
         self.edges: Sequence[Edge] = ()
         self._places: Mapping[str, str] = {}
         self._checks = ReportChecks()
@@ -146,6 +151,8 @@ class Agents:
         started = self._engine.start(self._logs)
         if RUNNER in started:
             raise ConfigError(f'no host may be called "{RUNNER}", as the one is where the run was begun')
+        for host, agent in started.items():
+            check_tidemill(host, agent)
         for host, agent in started.items():
             self._greet(host, host, None, agent, partial(self._engine.introduce, host), seen)
         own = self._engine.own_cores
@@ -199,6 +206,8 @@ class Agents:
         self.edges, self._places = experiment.edges(), places
         self._processes = experiment.processes()
         self._checks = ReportChecks(self.edges, places, self.shares, list(self.cores))
+        shares = {host: [name for name in places if places[name] == host] for host in self.cores}
+        self._on_folder = {host: needs_folder(experiment, mine) for host, mine in shares.items()}
         self._devices = {host: [] for host in self.cores}
         for name, config in experiment.members():
             self._devices[places[name]].append(device_of(config))
@@ -319,10 +328,28 @@ class Agents:
                     self._send_versions(agent)
         self._write_logs()
         for share in self.shares.values():
-            if share.host not in self.known and (started := self._engine.again(share.host)) is not None:
-                introduce = partial(self._engine.introduce, share.host)
-                self._greet(share.host, share.host, None, started, introduce)
+            if share.host not in self.known:
+                self._greet_again(share.host)
             self._give_back(share)
+
+    def _greet_again(self, host: str) -> None:
+        """Greet the agent of a host that was lost, where there is another one."""
+        if (started := self._engine.again(host) or self._unmet.pop(host, None)) is None:
+            return
+        introduce = partial(self._engine.introduce, host)
+        try:
+            check_tidemill(host, started)
+            self._greet(host, host, None, started, introduce)
+            return
+        except RunError as error:  # it was installed anew meanwhile
+            why = str(error)
+            introduce(b"{}")  # it ends by that, and another one may begin
+        except ConfigError as error:  # for want of open files, say, of which there may be more later
+            why = f"host {host} cannot be let in: {error}"
+            self._unmet[host] = started
+        if why not in self._refusals:
+            self._refusals.add(why)
+            self.notices.append(f"{why}; until then it stays away")
 
     def _note_unheard(self, agent: KnownAgent, unheard: Mapping[str, str]) -> None:
         """Take note, for the user, of others that a host does not hear any more, or hears
@@ -376,6 +403,8 @@ class Agents:
         match report:
             case Logged():
                 self._keep_log(agent, report)
+            case Noticed(text):
+                self._note(agent, text)
             case Traffic(edges=edges):
                 self._checks.flows(agent.share, edges)
                 self._note_unheard(agent, report.unheard)
@@ -453,6 +482,14 @@ class Agents:
         agent.logged[logged.log] = kept
         if self._logs is not None and logged.text:
             self._unwritten.append((self._logs / logged.log, logged.text))
+
+    def _note(self, agent: KnownAgent, text: str) -> None:
+        """Take note, for the user, of what its launcher has to tell."""
+        agent.noticed += 1
+        if agent.noticed < _MOST_NOTICED:
+            self.notices.append(f"host {agent.home}: {' '.join(text[:_NOTICE].split())}")
+        elif agent.noticed == _MOST_NOTICED:
+            self.notices.append(f"host {agent.home} has had {_MOST_NOTICED} notices: no more is shown")
 
     def _write_logs(self) -> None:
         """Write what hosts have told of logs; while the disk does not answer, later."""
@@ -576,8 +613,11 @@ class Agents:
         `RunError`."""
         own = self.known.get(share.host)
         if own is not None and share.host not in share.refused:
-            return "" if own.lost else own.name
-        holders = [a.name for a in self.known.values() if a.holder is None and not a.lost]
+            return "" if own.lost or own.here is None else own.name  # it may be another machine by now
+        blind = self._on_folder[share.host] and [host for host, sees in self.sees.items() if not sees]
+        holders = [
+            a.name for a in self.known.values() if a.holder is None and not a.lost and a.home not in blind
+        ]
         if self.cores[RUNNER] or self._engine.restarts:  # else it is a login node, whose allocation is over
             holders.insert(0, RUNNER)
         homes = {s.host: s.agent.home for s in self.shares.values() if s.agent is not None}

@@ -40,12 +40,15 @@ class StartedAgent(NamedTuple):
     key: its public key
     address: the one by which other hosts reach its host
     cores, gpus: of its host that are the run's; None: all that it may use
+    version: which Tidemill it is of (`own_version`), as it told with its key; "" where
+        it told none
     """
 
     key: bytes
     address: str
     cores: int | None = None
     gpus: int | None = None
+    version: str = ""
 
 
 def at_most(given: int | None, there: int) -> int:
@@ -153,12 +156,13 @@ class CommandEngine(HostEngine):
                 ) from None
         deadline = monotonic() + START_S
         return {
-            name: StartedAgent(self._key(name, deadline), host.address, host.cores)
+            name: StartedAgent(key, host.address, host.cores, version=version)
             for name, host in self._hosts.items()
+            for key, version in [self._told(name, deadline)]
         }
 
-    def _key(self, name: str, deadline: float) -> bytes:
-        """Return what the agent tells first."""
+    def _told(self, name: str, deadline: float) -> tuple[bytes, str]:
+        """Return what the agent tells first: its key, and its version."""
         output, line = self._agents[name].stdout, b""
         assert output is not None
         poll = select.poll()  # `select` knows no descriptor above 1023
@@ -174,8 +178,9 @@ class CommandEngine(HostEngine):
             line += part
             if not part or len(line) > 1 << 16:
                 break
-        with contextlib.suppress(ValueError, TypeError, KeyError):
-            return str(json.loads(line)["key"]).encode("ascii")
+        with contextlib.suppress(ValueError, TypeError, KeyError, AttributeError):
+            told = json.loads(line)
+            return str(told["key"]).encode("ascii"), str(told.get("tidemill", ""))
         with contextlib.suppress(subprocess.TimeoutExpired):  # it has hung up, and ends
             self._agents[name].wait(1.0)
         how = self.ended(name) or f"it said {line[:200]!r}"

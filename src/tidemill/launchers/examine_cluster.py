@@ -40,8 +40,9 @@ from tidemill.launchers.examination import (
 )
 from tidemill.launchers.host import versions
 from tidemill.launchers.hosts import HostsLauncher
-from tidemill.launchers.ray_driver import token_file
-from tidemill.launchers.table import make_launcher
+from tidemill.launchers.ray_driver import lets_anyone_in, ray_here, token_file
+from tidemill.launchers.report_checks import check_tidemill
+from tidemill.launchers.table import chosen_launcher, make_launcher
 from tidemill.testing.check_env import Finding
 from tidemill.transports.shared import EventBell
 
@@ -62,7 +63,8 @@ def examine_cluster(launch: str, folder: Path) -> Iterator[Finding]:
     launcher of this machine alone."""
     kind = launch.partition("(")[0]
     if kind == "ray":
-        yield from _authentication()
+        _, _, options = chosen_launcher(launch)
+        yield from _authentication(options.get("address") or os.environ.get("RAY_ADDRESS", ""))
     if kind == "slurm" and "SLURM_JOB_ID" not in os.environ:
         yield from _login_node()
         return
@@ -92,16 +94,25 @@ def examine_cluster(launch: str, folder: Path) -> Iterator[Finding]:
             )
             return
         yield Finding("hosts", "ok", f"{len(started) + 1}: {', '.join([RUNNER, *started])}")
+        for host, agent in list(started.items()):
+            try:
+                check_tidemill(host, agent)
+            except RunError as error:  # what it is told, it may not understand
+                yield Finding(f"host {host}", "fail", str(error))
+                del started[host]
         yield from _Examiner(wire, engine, started).findings(folder)
 
 
-def _authentication() -> Iterator[Finding]:
-    """Whether Ray asks for a token, and who may read it."""
-    if os.environ.get("RAY_AUTH_MODE") != "token":
+def _authentication(address: str) -> Iterator[Finding]:
+    """Whether the Ray at an address asks for a token, and who may read ours. "": the one
+    of this machine, of which nothing is told where there is none."""
+    if not (address := address or ray_here()):
+        return
+    if lets_anyone_in(address):
         yield Finding(
             "Ray's token",
             "warn",
-            "RAY_AUTH_MODE is not token: whoever reaches this Ray runs code on its hosts, and hosts' keys "
+            f"the Ray at {address} asks for none: whoever reaches it runs code on its hosts, and hosts' keys "
             "are as safe as its network",
             "export RAY_AUTH_MODE=token; ray get-auth-token --generate; restart Ray with it on each host",
         )
@@ -110,7 +121,7 @@ def _authentication() -> Iterator[Finding]:
     if os.environ.get("RAY_AUTH_TOKEN"):
         yield Finding("Ray's token", "ok", "it is asked for, and stands in RAY_AUTH_TOKEN")
     elif not path.is_file():
-        cure = "ray get-auth-token --generate, or copy that of Ray's head there, mode 0600"
+        cure = "copy that of Ray's head there, mode 0600, and export RAY_AUTH_MODE=token"
         yield Finding("Ray's token", "fail", f"there is none: neither RAY_AUTH_TOKEN nor {path}", cure)
     elif stat.S_IMODE(path.stat().st_mode) & 0o77:
         yield Finding("Ray's token", "warn", f"others may read {path}", f"chmod 600 {path}")

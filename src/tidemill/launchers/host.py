@@ -27,6 +27,7 @@ from tidemill.api.launcher import Job, ProbeAnswer
 from tidemill.core.clock import noticing_stops
 from tidemill.core.config import decode
 from tidemill.core.errors import ConfigError, SchemaError, TidemillError, TooManyFiles, place
+from tidemill.core.own_version import own_version
 from tidemill.core.user_code_loading import (
     begin_to_work,
     expect,
@@ -56,6 +57,7 @@ from tidemill.hosts.orders import (
     Listening,
     Logged,
     Measure,
+    Noticed,
     Order,
     Part,
     Parted,
@@ -82,6 +84,7 @@ from tidemill.launchers.host_workers import HostWorkers
 from tidemill.launchers.kinds import own_kind
 from tidemill.launchers.measuring import Measurement, MeasurementOrder
 from tidemill.launchers.own_files import OwnFiles, has_files
+from tidemill.launchers.placement import draws, needs_folder
 from tidemill.launchers.stand_in import StandIn
 from tidemill.launchers.worker_process import ENDING
 from tidemill.nets.choose_device import visible_gpus
@@ -89,7 +92,6 @@ from tidemill.store.database_mirror import DatabaseMirror
 from tidemill.store.parameter_database import PARAMETERS
 from tidemill.transports.shared import EventBell
 from tidemill.workers.actor_config import ActorConfig
-from tidemill.workers.trainer_config import TrainerConfig
 
 PAUSE_S = 5.0
 """Seconds without a word of the runner after which an agent pauses its workers."""
@@ -110,8 +112,7 @@ _FAREWELL_S = 2.0  # seconds for the last report to be heard
 def versions() -> dict[str, str]:
     """Return what must be the same on all hosts, since results depend on it."""
     python = ".".join(platform.python_version_tuple()[:2])
-    packages = {name: importlib.metadata.version(name) for name in ("tidemill", "numpy")}
-    return {"python": python, **packages}
+    return {"python": python, "tidemill": own_version(), "numpy": importlib.metadata.version("numpy")}
 
 
 _PAUSE, _START, _FINISH = (control_messages.pack(each) for each in (Pause(), Start(), Finish()))
@@ -414,7 +415,7 @@ class HostAgent:
         return [
             name
             for name, config in experiment.members()
-            if order.places[name] == order.host and any(port.role == "draw" for port in config.ports())
+            if order.places[name] == order.host and draws(config)
         ]
 
     def _want(self, wanted: tuple[str, int, int] | None) -> None:
@@ -423,22 +424,12 @@ class HostAgent:
 
     def _refuse_unseen(self, experiment: Experiment, order: Work) -> None:
         """Raise `ConfigError` where workers of this host need the run's folder."""
-        members = dict(experiment.members())
-        mine = {name: members[name] for name, host in order.places.items() if host == order.host}
-        trainers = [name for name, config in mine.items() if isinstance(config, TrainerConfig)]
-        draw = self._who_draws(experiment, order)
-        write = [name for name in draw if not isinstance(mine[name], ActorConfig)]
-        why = {
-            "with exact_resume all workers save there": experiment.exact_resume,
-            f"{', '.join(trainers)} must read checkpoints": trainers,  # also in later lives
-            f"{', '.join(write)} must write into it": write,
-        }
-        for reason, needed in why.items():
-            if needed:
-                raise ConfigError(
-                    f"the run's folder {order.folder} is not seen there, and {reason}; put it where all "
-                    "hosts see it (--run-dir)"
-                )
+        mine = [name for name, host in order.places.items() if host == order.host]
+        if reason := needs_folder(experiment, mine):
+            raise ConfigError(
+                f"the run's folder {order.folder} is not seen there, and {reason}; put it where all hosts "
+                "see it (--run-dir)"
+            )
 
     def _tell_logs(self, all_of_it: bool = False) -> None:
         for name, text in self._own.written(all_of_it) if self._own is not None else ():
@@ -554,6 +545,8 @@ class HostAgent:
         """Report what workers say, and which are gone."""
         self._tell_logs()
         self._tell_traffic(workers)
+        for text in workers.launcher.notices():
+            self._report(Noticed(text))
         while workers.parted:
             self._report(Parted(*workers.parted.popleft()))
         if self._mirror is not None:
@@ -588,7 +581,7 @@ def main(name: str) -> None:
     wire = Wire(name, bell)
     with ExitStack() as stack:
         stack.callback(wire.close)
-        print(json.dumps({"key": wire.keys.public.decode()}), flush=True)
+        print(json.dumps({"key": wire.keys.public.decode(), "tidemill": own_version()}), flush=True)
         os.dup2(2, 1)  # what the user's code prints is for the log
         line = sys.stdin.buffer.readline(1 << 16)
         if not line:

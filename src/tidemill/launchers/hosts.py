@@ -274,14 +274,17 @@ class HostsLauncher(Launcher):
     def restart(self, workers: Sequence[str]) -> dict[str, Link]:
         assert self._own is not None and self._agents is not None
         shares = self._agents.shares
-        anew = [s for s in shares.values() if s.agent is not None and not s.given]
-        # what may fail, and is tried again then, comes before anybody is told
-        lives = self._lives + Counter(workers)
+        # another one may be seated, too, whose workers begin with somebody else's
+        anew = [
+            s for s in shares.values() if s.agent and not s.given and not s.links.keys().isdisjoint(workers)
+        ]
+        # what may fail, and is tried again then as yet another life, comes before anybody
+        # is told
+        self._lives = lives = self._lives + Counter(workers)
         orders = self._orders(anew, lives)
         if anew and self._job.folder is not None and self._job.epoch:  # else who died is dead for sure
             moving = {name: lives[name] for name in workers if self._share_of(name) in anew}
             take_lives(Path(self._job.folder), self._job.epoch, moving)
-        self._lives = lives
         links: dict[str, Link] = {
             worker: self._link(share, worker)
             for worker in workers

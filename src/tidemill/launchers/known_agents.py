@@ -39,6 +39,7 @@ class KnownAgent:
     held: what it has told of agents that it is asked to hold, by name
     how: how it ended, of one that another agent holds
     logged: bytes of each log that it has told
+    noticed: how many notices it has told
     traffic: what it has told other hosts and heard of them
     unheard, unheard_at: others that it does not hear, as the user was told, and when
     wanted: what it wants of the parameter database and has not been sent
@@ -62,6 +63,7 @@ class KnownAgent:
     held: dict[str, AgentKey | None] = field(default_factory=dict)
     how: str = ""
     logged: dict[str, int] = field(default_factory=dict)
+    noticed: int = 0
     traffic: Traffic = field(default_factory=Traffic)
     unheard: Mapping[str, str] = field(default_factory=dict)
     unheard_at: float = float("-inf")

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from hashlib import sha256
@@ -10,9 +11,10 @@ from time import monotonic
 
 import msgspec
 
-from tidemill.core.temporary_folders import temporary_folder
+from tidemill.core.temporary_folders import folders_left, temporary_folder
 from tidemill.core.user_code_loading import file_digest, with_files_moved
 from tidemill.hosts.orders import SentExperiment
+from tidemill.launchers.log_files import KEPT_BYTES
 
 MOST_LOGGED_BYTES = 10 << 20
 """The most bytes of a log that are told to the runner."""
@@ -30,11 +32,15 @@ class OwnFiles:
     and what workers write. They are in a folder of the agent's, and go with it."""
 
     def __init__(self) -> None:
+        with suppress(OSError):
+            for folder in folders_left():  # of agents that were killed
+                shutil.rmtree(folder, ignore_errors=True)
         self._folder = temporary_folder()
         self.logs = Path(self._folder.name, "logs")
         self.run = Path(self._folder.name, "run")
         """The folder that is the run's for workers who draw versions."""
-        self._told: dict[Path, int] = {}
+        self._read: dict[Path, int] = {}  # how far logs were read,
+        self._told: dict[Path, int] = {}  # and the bytes that were told of them
         self._next = 0.0
 
     def carry(self, sent: SentExperiment) -> SentExperiment:
@@ -62,12 +68,14 @@ class OwnFiles:
             return
         self._next = monotonic() + _LOG_S
         for path in self.logs.iterdir():
-            told = self._told.get(path, 0)
-            most = MOST_LOGGED_BYTES if all_of_it else told + _LOG_BYTES
+            told, most = self._told.get(path, 0), MOST_LOGGED_BYTES if all_of_it else _LOG_BYTES
             with suppress(OSError), path.open("rb") as file:
-                file.seek(told)
-                if text := file.read(min(most, MOST_LOGGED_BYTES) - told):
-                    self._told[path] = told + len(text)
+                at = self._read.get(path, 0)
+                if at > file.seek(0, os.SEEK_END):  # its middle was taken out
+                    at = KEPT_BYTES
+                file.seek(at)
+                if text := file.read(min(most, MOST_LOGGED_BYTES - told)):
+                    self._read[path], self._told[path] = at + len(text), told + len(text)
                     yield path.name, text
 
     def close(self) -> None:

@@ -1,6 +1,6 @@
 """The placement: on which host each worker lives, and which of its GPUs it takes."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import count
 
 from tidemill.api.edges import Edge, group_of, number
@@ -293,16 +293,40 @@ def _words(devices: Sequence[str]) -> str:
     return " and ".join([*named, *words])
 
 
-def _hosts_said(
-    experiment: Experiment, hosts: Mapping[str, int], chosen: Mapping[str, str]
-) -> dict[str, str]:
-    """Return the host of each worker of whose process the user has said it. Raises
-    `ConfigError`."""
+def draws(config: WorkerConfig) -> bool:
+    """Return whether a worker reads the run's parameter database."""
+    return any(port.role == "draw" for port in config.ports())
+
+
+def needs_folder(experiment: Experiment, workers: Collection[str]) -> str:
+    """Return why a host that has these workers must see the run's folder, "" where it
+    need not."""
+    mine = {name: config for name, config in experiment.members() if name in workers}
+    trainers = [name for name, config in mine.items() if isinstance(config, TrainerConfig)]
+    write = [name for name, config in mine.items() if draws(config) and not isinstance(config, ActorConfig)]
+    if experiment.exact_resume:
+        return "with exact_resume all workers save there"
+    if trainers:  # also in later lives
+        return f"{', '.join(trainers)} must read checkpoints"
+    return f"{', '.join(write)} must write into it" if write else ""
+
+
+def check_placed(experiment: Experiment, chosen: Mapping[str, str]) -> None:
+    """Raise `ConfigError` where something is placed that the experiment has not."""
     workers = [name for name, _ in experiment.members()]
     known = list(dict.fromkeys([*map(group_of, workers), *workers]))
     for name, host in chosen.items():
         if name not in known:
             raise ConfigError(f"--place {name}={host}: there is no such worker; {did_you_mean(name, known)}")
+
+
+def _hosts_said(
+    experiment: Experiment, hosts: Mapping[str, int], chosen: Mapping[str, str]
+) -> dict[str, str]:
+    """Return the host of each worker of whose process the user has said it. Raises
+    `ConfigError`."""
+    check_placed(experiment, chosen)
+    for name, host in chosen.items():
         if host not in hosts:
             raise ConfigError(f"--place {name}={host}: there is no such host; {did_you_mean(host, hosts)}")
     said: dict[str, str] = {}

@@ -70,8 +70,6 @@ class RayLauncher(HostsLauncher):
 class RayEngine(HostEngine):
     """The engine that has Ray bring hosts."""
 
-    restarts = True
-
     def __init__(self, wanted: Wanted) -> None:
         self._wanted = wanted
         self._driver: subprocess.Popen[bytes] | None = None
@@ -113,6 +111,11 @@ class RayEngine(HostEngine):
         self.own_address, self.own_cores, self.own_gpus = told.address, told.cores, told.gpus
         return {name: self._started(host) for name, host in told.hosts.items()}
 
+    @property
+    def restarts(self) -> bool:  # type: ignore[override]
+        """Whether hosts may come back: as long as there is who speaks to Ray."""
+        return not self._gone()
+
     def introduce(self, host: str, introduction: bytes) -> None:
         self._write(Introduce(host, introduction.decode()))
 
@@ -137,7 +140,7 @@ class RayEngine(HostEngine):
 
     @staticmethod
     def _started(host: BroughtHost) -> StartedAgent:
-        return StartedAgent(host.key.encode("ascii"), host.address, host.cores, host.gpus)
+        return StartedAgent(host.key.encode("ascii"), host.address, host.cores, host.gpus, host.version)
 
     def close(self) -> None:
         if self._driver is None:

@@ -19,6 +19,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from time import monotonic
 from typing import Any
@@ -37,6 +38,15 @@ _LOOK_S = 0.5  # seconds between two looks whether an agent has ended
 _AGAIN_S = 3.0  # seconds between two attempts to start one anew
 _LEFT_S = 60.0  # and after one has left: what drains (a pod has 30 s) is gone by then
 _TAIL = 2000  # characters of what Ray says that are shown
+_ASKS_S = 60.0  # seconds that a process has to find out whether a Ray asks for a token
+_ANYONE = """
+import sys
+from ray._raylet import GcsClient
+try:
+    GcsClient(address=sys.argv[1])
+except Exception as error:
+    sys.exit(f"{type(error).__name__}: {error}")
+"""
 
 
 class Wanted(msgspec.Struct, frozen=True):
@@ -54,12 +64,13 @@ class Wanted(msgspec.Struct, frozen=True):
 
 
 class BroughtHost(msgspec.Struct, frozen=True):
-    """A host that Ray has given, and its agent's key."""
+    """A host that Ray has given, its agent's key, and its `own_version`."""
 
     address: str
     cores: int
     key: str
     gpus: int = 0
+    version: str = ""
 
 
 class Brought(msgspec.Struct, frozen=True, tag=True):
@@ -110,9 +121,10 @@ class AgentHolder:
     def __init__(self, name: str) -> None:
         self._name = name
 
-    def start(self) -> tuple[str, str]:
-        """Start the agent; return this host's address, and the first line that the agent
-        tells, "" where it has ended."""
+    def start(self) -> tuple[str, str, str]:
+        """Start the agent; return this host's address, its node's id, and the first line
+        that the agent tells, "" where it has ended."""
+        import ray
         from ray.util import get_node_ip_address
 
         self._log = tempfile.TemporaryFile()  # noqa: SIM115  (for as long as the agent lives)
@@ -126,7 +138,8 @@ class AgentHolder:
         )
         assert self._agent.stdout is not None
         address = str(get_node_ip_address())  # type: ignore[no-untyped-call]
-        return address, self._agent.stdout.readline(1 << 12).decode()
+        node = ray.get_runtime_context().get_node_id()
+        return address, node, self._agent.stdout.readline(1 << 12).decode()
 
     def introduce(self, line: str) -> None:
         """Tell the agent who it is."""
@@ -173,17 +186,49 @@ def check_address(address: str, insecure: bool) -> None:
             f"nobody answers at {address} ({error.strerror or error}); is Ray up there (`ray start --head`), "
             "and its port open?"
         ) from None
-    _check_reach(found, address, insecure)
+    check_reach(found, address, insecure, address)
 
 
-def _check_reach(found: ipaddress.IPv4Address | ipaddress.IPv6Address, address: str, insecure: bool) -> None:
-    """Raise `NoHosts` for a Ray at an address that whoever likes may reach, and who asks
-    nobody for a token."""
-    if found.is_global and not insecure and os.environ.get("RAY_AUTH_MODE") != "token":
+def check_reach(
+    found: ipaddress.IPv4Address | ipaddress.IPv6Address, where: str, insecure: bool, address: str
+) -> None:
+    """Raise `NoHosts` where whoever likes may reach the Ray at `address`, one host of
+    which is at `where`, and is let in: it asks nobody for a token."""
+    if found.is_global and not insecure and lets_anyone_in(address):
         raise NoHosts(
-            f"{address} is an address of the internet, and whoever reaches a Ray without authentication runs "
+            f"{where} is an address of the internet, and whoever reaches a Ray without authentication runs "
             "code on its hosts: start it with RAY_AUTH_MODE=token, and set that here, or say --insecure"
         )
+
+
+@cache
+def lets_anyone_in(address: str) -> bool:
+    """Return whether the Ray there lets in who shows no token, by trying it: true, too,
+    where that cannot be found out."""
+    without = {name: value for name, value in os.environ.items() if not name.startswith("RAY_AUTH")}
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        tried = subprocess.run(
+            [sys.executable, "-c", _ANYONE, address],
+            env={**without, "RAY_AUTH_MODE": "disabled"},
+            capture_output=True,
+            text=True,
+            timeout=_ASKS_S,
+        )
+        return "AuthenticationError: " not in tried.stderr
+    return True
+
+
+def ray_here() -> str:
+    """Return the address of the Ray that this machine is of, "" where none answers."""
+    from ray._private.services import canonicalize_bootstrap_address
+
+    address = canonicalize_bootstrap_address("auto")
+    with contextlib.suppress(OSError):  # one that has ended may still be written down
+        if address is not None:
+            host, _, port = address.rpartition(":")
+            socket.create_connection((host.strip("[]"), int(port)), _REACH_S).close()
+            return str(address)
+    return ""
 
 
 def token_file() -> Path:
@@ -193,8 +238,8 @@ def token_file() -> Path:
 
 def check_token(address: str) -> None:
     """Raise `NoHosts` where there is no token here that is to be shown, of which Ray
-    would die, or where Ray says that it does not know it: `ray.init` would ask it anew
-    for 25 s."""
+    would die, where Ray says that it does not know it (`ray.init` would ask it anew for
+    25 s), or where who answers is no Ray."""
     asked, given = os.environ.get("RAY_AUTH_MODE") == "token", os.environ.get("RAY_AUTH_TOKEN")
     if asked and not given and not token_file().is_file():
         raise NoHosts(
@@ -208,16 +253,20 @@ def check_token(address: str) -> None:
 
         try:
             GcsClient(address=address)
-        except ray.exceptions.RayError as error:  # others, of a Ray that is not well, `ray.init` tells
+        except ray.exceptions.RayError as error:
+            said = str(error).partition(". ")[0]
             if type(error).__name__ == "AuthenticationError":
-                raise _not_let_in(address, error) from None
+                raise NoHosts(
+                    f"the Ray at {address} does not let us in: {said}; is its token the one here "
+                    "(RAY_AUTH_MODE=token with RAY_AUTH_TOKEN, or ~/.ray/auth_token)?"
+                ) from None
+            raise _no_ray(address, said) from None
 
 
-def _not_let_in(address: str, error: Exception) -> NoHosts:
-    said = str(error).partition(". ")[0]
+def _no_ray(address: str, said: object) -> NoHosts:
     return NoHosts(
-        f"the Ray at {address} does not let us in: {said}; is its token the one here (RAY_AUTH_MODE=token "
-        "with RAY_AUTH_TOKEN, or ~/.ray/auth_token)?"
+        f"whoever answers at {address} is no Ray, or one that is not well: {said}; name the port that `ray "
+        "start --head` tells (6379, if no other is given), or see there by `ray status`"
     )
 
 
@@ -262,30 +311,29 @@ class RayHosts:
 
     def bring(self, wanted: Wanted) -> Brought:
         """Join Ray, and have it give the hosts. Raises `NoHosts`, and what Ray does."""
-        address = wanted.address or os.environ.get("RAY_ADDRESS", "") or "auto"
-        if address != "auto":
+        address = wanted.address or os.environ.get("RAY_ADDRESS", "")
+        if address:
             check_address(address, wanted.insecure)
         import ray
 
         self._ray = ray
-        own = f"tidemill-{os.getpid()}"
-        if address != "auto":
-            check_token(address)
-        try:
-            ray.init(address, log_to_driver=False, logging_level=logging.ERROR, namespace=own)
-        except ConnectionError as error:
-            if address != "auto":
-                raise _not_let_in(address, error) from None
+        if not address and not (address := ray_here()):
             if wanted.hosts not in (None, 1):
                 raise NoHosts(
                     f"--hosts {wanted.hosts}: there is no Ray here; start one (`ray start --head`, and `ray "
                     "start --address=HOST:PORT` on each other host), or name its head: --ray-address, "
                     "RAY_ADDRESS"
-                ) from None
+                )
             return Brought("127.0.0.1", None, {}, alone=True)
-        return self._give(wanted)
+        check_token(address)
+        own = f"tidemill-{os.getpid()}"
+        try:
+            ray.init(address, log_to_driver=False, logging_level=logging.ERROR, namespace=own)
+        except ConnectionError as error:
+            raise _no_ray(address, error) from None
+        return self._give(wanted, address)
 
-    def _give(self, wanted: Wanted) -> Brought:
+    def _give(self, wanted: Wanted, address: str) -> Brought:
         """Have Ray give the hosts, and start an agent on each."""
         ray = self._ray
         nodes = ray.nodes()
@@ -294,7 +342,7 @@ class RayHosts:
         others = chosen(nodes, own_id, wanted.hosts)
         for node in (own, *others):  # also where Ray was found by itself, or is called by a loopback
             where = node["NodeManagerAddress"]
-            _check_reach(ipaddress.ip_address(where), where, wanted.insecure)
+            check_reach(ipaddress.ip_address(where), where, wanted.insecure, address)
         self._place(own, others)
         return Brought(own["NodeManagerAddress"], cpus(own), self._start(), gpus=gpus(own))
 
@@ -349,10 +397,15 @@ class RayHosts:
     def _begun(self, name: str, start: Any) -> BroughtHost:
         """Return a host whose agent is being started. Raises what Ray does, and
         `DecodeError` or `KeyError` for an agent that has ended."""
-        address, line = self._ray.get(start, timeout=_KEY_S)
-        key = msgspec.json.decode(line, type=dict[str, str])["key"]
+        address, id_, line = self._ray.get(start, timeout=_KEY_S)
+        told = msgspec.json.decode(line, type=dict[str, str])
         self._waiting[self._holders[name].ended.remote()] = name
-        return BroughtHost(address, cpus(self._nodes[name]), key, gpus(self._nodes[name]))
+        # it may be another one than before, that Ray has given in its place
+        for node in self._ray.nodes():
+            if node["NodeID"] == id_:
+                self._nodes[name] = node
+        cores, gpu_count = cpus(self._nodes[name]), gpus(self._nodes[name])
+        return BroughtHost(address, cores, told["key"], gpu_count, told.get("tidemill", ""))
 
     def back(self) -> list[Back]:
         """Have another agent started on each host whose own has ended; return those that

@@ -7,7 +7,9 @@ from math import isfinite
 
 from tidemill.api.edges import Edge
 from tidemill.core.errors import RunError, SchemaError
+from tidemill.core.own_version import own_version
 from tidemill.hosts.orders import EdgeFlow, Here
+from tidemill.launchers.engine import StartedAgent
 from tidemill.launchers.host import versions
 from tidemill.launchers.known_agents import Share
 from tidemill.native.library import INSTRUCTION_SETS
@@ -20,19 +22,31 @@ MOST_COUNTED = 1 << 53
 """The most samples or env steps that a host is believed to have lost: beyond it metrics,
 which are floats, count no more."""
 _NATIVE = {"off", *INSTRUCTION_SETS}
+_MOST_SAID = 100  # characters of a version that are shown
 
 
-def check_here(host: str, here: Here) -> None:
-    """Raise `RunError` for a host of other versions, or one that says what cannot be."""
+def check_versions(host: str, found: Mapping[str, str], own: Mapping[str, str]) -> None:
+    """Raise `RunError` for a host that has other versions than its runner's `own`."""
     if wrong := [
-        f"{name} {here.versions.get(name, 'none')}, here {version}"
-        for name, version in versions().items()
-        if here.versions.get(name) != version
+        f"{name} {found.get(name, '')[:_MOST_SAID] or 'none'}, here {version}"
+        for name, version in own.items()
+        if found.get(name) != version
     ]:
         raise RunError(
             f"host {host} has other versions, and results could differ: {'; '.join(wrong)}; install the "
             "same there"
         )
+
+
+def check_tidemill(host: str, agent: StartedAgent) -> None:
+    """Raise `RunError` for a host of another Tidemill, before it is told what it may not
+    understand."""
+    check_versions(host, {"tidemill": agent.version}, {"tidemill": own_version()})
+
+
+def check_here(host: str, here: Here) -> None:
+    """Raise `RunError` for a host of other versions, or one that says what cannot be."""
+    check_versions(host, here.versions, versions())
     kind, gpus = here.kind, here.gpus
     natives = kind.native and _NATIVE.issuperset(kind.native)
     if not (0 < kind.cores <= MOST_CORES and 0 <= gpus <= MOST_GPUS and natives):

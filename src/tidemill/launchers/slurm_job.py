@@ -12,11 +12,14 @@ from math import ceil
 from pathlib import Path
 from time import monotonic, sleep
 
+from tidemill.api.experiment import Experiment
 from tidemill.core.errors import ConfigError, RunError
 from tidemill.core.private_files import private
 from tidemill.core.untrusted_files import read_plain
 from tidemill.launchers.hosts import check_hosts
+from tidemill.launchers.placement import check_placed
 from tidemill.launchers.slurm import slurm
+from tidemill.launchers.table import chosen_launcher
 from tidemill.store.fence import EPOCHS
 
 CONFIG = "config.json"  # of the run (`run/folder.py`)
@@ -125,6 +128,7 @@ def script(job: SlurmJob, folder: str, python: str) -> str:
     return f"""#!/bin/bash
 {lines}
 cd {shlex.quote(folder)} || exit 1
+(umask 077; echo "$SLURM_JOB_ID" >{run}/{JOB})
 set -- {shlex.join(job.first)}
 {requeued}# Before its time is over, the job is queued again, and goes on later. What is told
 # before there is a runner is passed on to it once there is one.
@@ -199,23 +203,43 @@ def _asked(time: str | None) -> int:
     return ((int(days or 0) * 24 + hours) * 60 + minutes) * 60 + seconds
 
 
+def check_options(launch: str, experiment: Experiment | None = None) -> None:
+    """Raise `ConfigError` for what a job would refuse once it has waited for its nodes.
+    `experiment`: None of a run that goes on."""
+    _, _, options = chosen_launcher(launch)
+    check_hosts(options.get("hosts"))
+    if experiment is not None:
+        check_placed(experiment, options.get("place") or {})
+
+
 def submit(job: SlurmJob) -> str:
     """Write the script into the run's folder, which need not be there, and submit it;
-    return the job's number. Raises `TidemillError`."""
+    return the job's number. Raises `TidemillError`, and leaves all as it was then."""
+    new = job.run / f"{SCRIPT}.new"
     try:
         job.run.mkdir(mode=0o700, parents=True, exist_ok=True)
         text = script(job, os.getcwd(), sys.executable)
-        with open(job.run / SCRIPT, "w", opener=private) as file:
+        with open(new, "w", opener=private) as file:
             file.write(text)
-        number = slurm("sbatch", "--parsable", str(job.run / SCRIPT)).strip().partition(";")[0]
+        number = slurm("sbatch", "--parsable", str(new)).strip().partition(";")[0]
     except BaseException:
-        (job.run / SCRIPT).unlink(missing_ok=True)
+        new.unlink(missing_ok=True)
         with suppress(OSError):  # it has other files
             job.run.rmdir()
         raise
+    new.replace(job.run / SCRIPT)
     with open(job.run / JOB, "w", opener=private) as file:
         file.write(f"{number}\n")
     return number
+
+
+def check_free(run: Path) -> None:
+    """Raise `RunError` where a job has the run already, waiting or not."""
+    if (run / JOB).exists() and (state := state_of(number := job_of(run))):
+        raise RunError(
+            f"{run} is job {number}, which is {state}: see it by: tidemill follow {run}; end it by: scancel "
+            f"{number}; or name another folder with --run-dir"
+        )
 
 
 def notice_of(run: Path) -> int:

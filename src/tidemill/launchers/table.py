@@ -22,13 +22,20 @@ def make_launcher(launch: str | type[Launcher]) -> Launcher:
     """Return the launcher that a user has chosen: by name, "module:NAME", "FILE.py:NAME",
     each with arguments or without ("ray(hosts=4)"), or as a class. Raises `TidemillError`
     for one that there is not, or not here."""
+    chosen, args, kwargs = chosen_launcher(launch)
+    return make(chosen, "--launch", *args, **kwargs)
+
+
+def chosen_launcher(launch: str | type[Launcher]) -> tuple[type[Launcher], list[Any], dict[str, Any]]:
+    """Return the class of a launcher that a user has chosen, and its arguments. Raises
+    `TidemillError` as `make_launcher` does."""
     name, args, kwargs = read_call(launch, "--launch") if isinstance(launch, str) else (launch, [], {})
     chosen = named_class(name, Launcher, LAUNCHERS, "--launch")
     known = inspect.signature(chosen).parameters
     if unknown := [argument for argument in kwargs if argument not in known]:
         cure = did_you_mean(unknown[0], known) if known else "it takes no options"
         raise ConfigError(f'--launch {name}: it has no option "{unknown[0]}"; {cure}')
-    return make(chosen, "--launch", *args, **kwargs)
+    return chosen, args, kwargs
 
 
 def with_options(launch: str, options: Mapping[str, Any]) -> str:

@@ -82,7 +82,7 @@ def train(
         tuned for it, or settings such as ``PPO(epochs=4)``, which are taken whole
     steps: end with the update that reaches so many env steps
     seed: root of every random stream
-    launch: "processes", "threads", "inline" or "ray", with options as in
+    launch: "processes", "threads", "inline", "ray" or "slurm", with options as in
         ``"ray(hosts=4)"``; or a launcher of one's own, a class or where it is
         ("FILE.py:NAME")
     run_dir: the run's folder; by default a new one under ./runs, which says so where the
