@@ -9,13 +9,13 @@ import psutil
 import pytest
 from tests.launchers.host_launchers import TwoHosts
 from tests.launchers.test_hosts import agents_of
-from tests.run.cut_experiments import experiment
+from tests.run.cut_experiments import training_population
 from tests.run.test_cuts import differences
 from tests.run.test_exact_versions import told
 from tests.run.watching import worker_name
 from tests.workers.test_population import SOURCE, check_run, lineage, two
 
-from tidemill import Experiment, populate, train
+from tidemill import Experiment, train
 from tidemill.run import ending
 from tidemill.run.events import read_events
 from tidemill.run.folder import RunFolder
@@ -58,11 +58,7 @@ def decisions(run: Path) -> dict[Any, dict[str, float]]:
 
 def exact() -> Experiment:
     """Two members in lockstep, of which one learns nothing at first."""
-    made = experiment(0, UPDATES, lanes=2, ring=1, max_episode_steps=30)
-    trainer = made.workers["trainer"].replace(database_updates=1)
-    made = made.replace(workers={**made.workers, "trainer": trainer})
-    starts, explored = [{"learning_rate": rate} for rate in (1e-2, 1e-6)], {"learning_rate": (1e-6, 1.0)}
-    return populate(made, starts, explore=explored, updates=2, resample=0.5)
+    return training_population(UPDATES)
 
 
 def test_an_exact_population_decides_the_same_where_its_manager_and_a_member_s_host_die(

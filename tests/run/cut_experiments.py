@@ -113,6 +113,16 @@ def population(lag: int | None, updates: int = 6) -> Experiment:
     return populate(made, starts, explore=explored, updates=2, resample=0.5, metric="evaluation/return")
 
 
+def training_population(updates: int) -> Experiment:
+    """Two members in lockstep, compared by their training: one of them learns nothing at
+    first."""
+    made = experiment(0, updates, lanes=2, ring=1, max_episode_steps=30)
+    trainer = made.workers["trainer"].replace(database_updates=1)
+    made = made.replace(workers={**made.workers, "trainer": trainer})
+    starts, explored = [{"learning_rate": rate} for rate in (1e-2, 1e-6)], {"learning_rate": (1e-6, 1.0)}
+    return populate(made, starts, explore=explored, updates=2, resample=0.5)
+
+
 def with_memory(name: str, **trainer: Any) -> dict[str, Any]:
     """The workers of an exact replay memory from which policy `name` is trained."""
     return {

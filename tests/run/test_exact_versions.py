@@ -6,10 +6,11 @@ import shutil
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from threading import Event
+from time import sleep
 from typing import Any
 
 import pytest
-from tests.run.cut_experiments import MANY, judged, population
+from tests.run.cut_experiments import MANY, judged, population, training_population
 from tests.run.test_cuts import differences, kill_after_a_whole_cut
 
 from tidemill import (
@@ -24,6 +25,7 @@ from tidemill import (
     resume,
     train,
 )
+from tidemill.api.stream import InferenceClient
 from tidemill.core.errors import ConfigError
 from tidemill.metrics.json_lines import read_metrics
 from tidemill.replay.replay import Replay
@@ -32,6 +34,7 @@ from tidemill.store.parameter_database import PARAMETERS, ParameterDatabase
 from tidemill.workers.actor import ActorWorker
 from tidemill.workers.checkpoint_pace import CheckpointPace
 from tidemill.workers.evaluation import EvaluationWorker
+from tidemill.workers.parameter_refresh import ParameterRefresh
 from tidemill.workers.trainer import TrainerWorker
 
 UNNAMED = shutil.ignore_patterns(".*")
@@ -190,6 +193,26 @@ def test_a_population_in_processes_that_is_killed_decides_the_same(tmp_path: Pat
         for folder in (whole, killed)
     )
     assert first == second and any("population/best" in each for each in first.values())
+
+
+def test_whoever_goes_on_from_another_does_so_once_its_actors_have_played(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However late these are: what is decided at once would be before they have seen the
+    version of which it is decided, by which they would play no sample then."""
+    whole, late, made = tmp_path / "whole", tmp_path / "late", training_population(12)
+    train(made, launch="inline", run_dir=whole, quiet=True)
+    next_samples = ParameterRefresh.next_samples
+
+    def later(self: ParameterRefresh, client: InferenceClient) -> None:
+        sleep(0.1)
+        next_samples(self, client)
+
+    monkeypatch.setattr(ParameterRefresh, "next_samples", later)
+    train(made, launch="threads", run_dir=late, quiet=True)
+    names = [name for record in told(whole) for name in record]
+    assert "population/0/from" in names or "population/1/from" in names
+    assert [differences(whole, late, policy=policy) for policy in made.trained()] == [[], []]
 
 
 def changed(made: Experiment, **groups: dict[str, Any]) -> Experiment:

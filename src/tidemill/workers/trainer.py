@@ -227,7 +227,7 @@ class TrainerWorker(Worker):
         while True:
             taken: Sequence[BufferedSample] | None = None
             while self._reason is None and not self._to_rest and not learner.equal_trainers.lost:
-                if not self._awaits() and (taken := self._buffer.take(learner.policy.version)) is not None:
+                if (taken := self._next_batch()) is not None:
                     break
                 if self.context.experiment.limits.seconds is not None:
                     learner.limits.count_time()
@@ -353,6 +353,23 @@ class TrainerWorker(Worker):
         return obeyed
 
     # ---- limits, cuts, checkpoints -----------------------------------------------------
+
+    def _next_batch(self) -> Sequence[BufferedSample] | None:
+        """Return the batch of the next update, None while it is not full, or something is
+        waited for before that. In lockstep it is full first: a population's member that
+        goes on from another one does so once its actors have played by the weights that
+        it gives up, and not, as chance has it, before they have seen these."""
+        buffer, policy, counters = self._buffer, self.learner.policy, self.learner.counters
+        if self._config.max_policy_lag != 0:
+            return None if self._awaits() else buffer.take(policy.version)
+        if (taken := buffer.take(policy.version)) is None:
+            return None
+        adopted, waits = counters.adopted, self._awaits()
+        if counters.adopted != adopted:
+            buffer.counts.dropped += len(taken)
+            buffer.release()
+            return None
+        return None if waits else taken
 
     def _awaits(self) -> bool:
         """True while something is waited for before the next update; see
