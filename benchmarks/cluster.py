@@ -36,7 +36,7 @@ import cluster_faults as faults
 import cluster_runs
 import cluster_slurm as slurm
 import cluster_wire
-from cluster_ray import raylet_dies, start_and_end
+from cluster_ray import cut_off, raylet_dies, start_and_end
 from cluster_runs import Figures
 from cluster_speed import beside_processes, best
 from fault_rows.row import Impossible
@@ -173,6 +173,7 @@ PARTS: dict[str, dict[str, Part]] = {
             never={"updates lost": 0.0},
         ),
         "raylet": Part("a raylet dies, kill -9 of it and Ray's workers", raylet_dies, HOST, never=NONE),
+        "ray-cut": Part("a host that Ray has given is cut off for 10 s", cut_off, HOST, never=NONE),
         "slurm-requeue": Part(
             "a job of Slurm's is queued again (scontrol requeue)", slurm.queued_again(slurm.requeue),
             AGAIN, never={"updates lost": 0.0}, times=2,

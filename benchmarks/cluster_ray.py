@@ -13,16 +13,18 @@ import time
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from random import Random
+from threading import Timer
 
 import psutil
 from cluster_faults import figures
-from cluster_runs import AGENT, WORKER, Figures, running
+from cluster_runs import AGENT, WELL, WORKER, ClusterRun, Figures, running
 from fault_rows.deaths import after
 from fault_rows.row import Impossible
 from fault_rows.runs import EXPERIMENTS
-from networks import Cable
+from networks import Cable, Network
 
 DRIVER = "tidemill.launchers.ray_driver"
 UP_S = 180.0  # seconds that Ray has to be up
@@ -35,7 +37,7 @@ class Ray:
     variables: that let a run in
     """
 
-    def __init__(self, network: Cable) -> None:
+    def __init__(self, network: Network) -> None:
         self.variables = {
             "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": uuid.uuid4().hex, "RAY_USAGE_STATS_ENABLED": "0",
         }  # fmt: skip
@@ -101,7 +103,7 @@ class Ray:
 
 
 @contextmanager
-def ray_of(network: Cable) -> Iterator[Ray]:
+def ray_of(network: Network) -> Iterator[Ray]:
     """A Ray that is up."""
     if importlib.util.find_spec("ray") is None:
         raise Impossible("Ray is not installed")
@@ -130,33 +132,60 @@ def start_and_end(draw: Random, short: bool) -> Iterator[Figures]:
                 yield {"first update": first, "nothing left": time.monotonic() - at}
 
 
-def raylet_dies(draw: Random, short: bool) -> Iterator[Figures]:
-    """Kill the raylet of the one host beside the runner's, and Ray's workers there, the
-    first of which holds the agent. Its actor lives again with the runner, and on its own
-    host once there is another raylet."""
-    with Cable() as network, ray_of(network) as ray:
+@contextmanager
+def apart(network: Network, draw: Random) -> Iterator[tuple[Ray, ClusterRun, Figures]]:
+    """A run that trains on a Ray, of which an actor stands on the one host beside the
+    runner's, and figures that are to be found of it: how soon nothing of it is left, and
+    what was lost, are added."""
+    with ray_of(network) as ray:
         name = socket.gethostname()  # that of both hosts
         places = (f"--place=actor-0={name}", "--place=actor-1=runner", "--place=server=runner")
-        words = ("--ray-address", ray.address, *places)
-        experiment = f"{EXPERIMENTS}:apart"
+        words, experiment = ("--ray-address", ray.address, *places), f"{EXPERIMENTS}:apart"
         with running(1, experiment, *words, network=network, launch="ray", **ray.variables) as (_, run):
             run.wait_for_updates()
             time.sleep(draw.uniform(0.1, 4.0))
-            raylet = ray.raylet()
-
-            def strike() -> None:
-                for process in (raylet, *raylet.children()):
-                    process.kill()
-
-            found = figures(after(run, strike))
-            at, lives = time.monotonic(), len(run.events("lives"))
-            ray.join()
-            up = time.monotonic()
-            run.wait_for(lambda: len(run.events("lives")) > lives, "its host has its share again")
-            found |= {"raylet starts": up - at, "its host has its share": time.monotonic() - up}
+            found: Figures = {}
+            yield ray, run, found
             run.wait_for_updates(3)
             at = time.monotonic()
             run.interrupt()
             run.wait_for(lambda: not ray.of_runs(), "nothing is left", alive=False)
-            found["nothing left"] = time.monotonic() - at
-            yield {**found, "samples lost": run.lost()[0]}
+            found |= {"nothing left": time.monotonic() - at, "samples lost": run.lost()[0]}
+
+
+def raylet_dies(draw: Random, short: bool) -> Iterator[Figures]:
+    """Kill the raylet of the one host beside the runner's, and Ray's workers there, the
+    first of which holds the agent. Its actor lives again with the runner, and on its own
+    host once there is another raylet."""
+    with Cable() as network, apart(network, draw) as (ray, run, found):
+        raylet = ray.raylet()
+
+        def strike() -> None:
+            for process in (raylet, *raylet.children()):
+                process.kill()
+
+        found |= figures(after(run, strike))
+        at, lives = time.monotonic(), len(run.events("lives"))
+        ray.join()
+        up = time.monotonic()
+        run.wait_for(lambda: len(run.events("lives")) > lives, "its host has its share again")
+        found |= {"raylet starts": up - at, "its host has its share": time.monotonic() - up}
+    yield found
+
+
+def cut_off(draw: Random, short: bool) -> Iterator[Figures]:
+    """Cut that host off for 10 s, of which Ray, by its defaults, takes no notice. Its
+    actor lives again, and its host has its share once it is heard again."""
+    with Network(2) as network, apart(network, draw) as (_, run, found):
+        heal = Timer(10.0, partial(network.set, **WELL))
+
+        def strike() -> None:
+            network.set(cut=[1])
+            heal.start()
+
+        try:
+            found |= figures(after(run, strike))
+        finally:
+            heal.join()
+        run.wait_for(lambda: socket.gethostname() in run.agents(), "its host has its share again")
+    yield found

@@ -359,6 +359,34 @@ def test_an_allocation_without_nodes_is_said(monkeypatch: pytest.MonkeyPatch) ->
         slurm.SlurmLauncher(None).engine()
 
 
+@pytest.mark.parametrize(
+    ("state", "asked"), [("RUNNING", ("--signal=TERM", "--batch", "7")), ("PENDING", ("7",))]
+)
+def test_ctrl_c_asks_a_job_to_end_and_a_second_one_follows_it_no_more(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    state: str,
+    asked: tuple[str, ...],
+) -> None:
+    ends, said = list[tuple[str, ...]](), list[str]()
+
+    def slurm_says(*words: str) -> str:
+        if words[0] == "scancel":
+            ends.append(words[1:])
+        return f"JobId=7 JobState={state} Reason=None"
+
+    def interrupt(seconds: float) -> None:
+        said.append(capsys.readouterr().out)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(slurm_job, "slurm", slurm_says)
+    monkeypatch.setattr(slurm_job, "sleep", interrupt)
+    assert slurm_job.follow(tmp_path, "7") == 130 and ends == [asked]
+    assert f"job 7: {state}; Ctrl-C ends it" in said[0] and "was asked to end" in said[1]
+    assert f"see it again: tidemill follow {tmp_path}" in capsys.readouterr().out
+
+
 def test_a_job_is_followed_while_slurm_does_not_answer(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -171,6 +171,12 @@ class HostAgent:
         if (workers := self._workers) is not None:
             workers.wake()
 
+    def terminate(self) -> None:
+        """Begin to leave the run. For a signal's handler: it takes no lock."""
+        self.terminated = True
+        if (workers := self._workers) is not None:
+            workers.wake()
+
     def run(self) -> None:
         """Do what the runner orders until it is over, or the runner is gone."""
         sees = bool(self._seen) and os.path.isfile(self._seen)
@@ -597,7 +603,7 @@ def main(name: str) -> None:
             return
         agent = HostAgent(wire, introduction, orphaned)
         if signal.getsignal(signal.SIGTERM) is not signal.SIG_IGN:
-            signal.signal(signal.SIGTERM, lambda *_: setattr(agent, "terminated", True))
+            signal.signal(signal.SIGTERM, lambda *_: agent.terminate())
         stack.callback(agent.close)
         try:
             with noticing_stops():
