@@ -100,7 +100,7 @@ ALONE_S = 15.0
 itself."""
 _CALL_S = 30.0  # seconds in which another agent is to answer a call
 _FREED_S = 20.0  # and in which files are closed that belong to a lost one, which is forgotten after `ALONE_S`
-_CALM_S = 0.7  # seconds after SIGTERM in which the runner, which may get one, too, says that the run ends
+_CALM_S = 0.5  # seconds after SIGTERM in which the runner, which may get one, too, says that the run ends
 _LEAVE_S = 10.0  # and in which workers pause, and what they have sent arrives
 _FINISH_S = 5.0  # of these, in which actors may finish the samples that they have begun
 _LOOK_S = 0.05  # seconds between two looks where nothing wakes this
