@@ -181,7 +181,10 @@ def host_told_to_leave(draw: Random, short: bool) -> Iterator[Figures]:
     with running(2, ROWS, *APART) as (_, run):
         run.wait_for_updates()
         time.sleep(draw.uniform(0.1, 4.0))
+        struck = time.time()
         found = figures(after(run, run.agents()["h1"].terminate))
+        # it says so before its actors have finished their samples
+        found["noticed"] = run.event("told", "host h1: it was told to leave").time - struck
         causes = {event.cause for event in run.events("died")}
         if causes != {"its host h1 was told to leave (SIGTERM)"}:
             raise BrokenPromise(f"its workers died: {causes}")

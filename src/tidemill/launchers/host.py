@@ -150,6 +150,7 @@ class HostAgent:
         self._resting: set[str] = set()  # workers that have paused since
         self._to_rest: dict[str, bytes] = {}  # what workers were told for that
         self._rested = False  # all had, when it was looked whether what they have sent is there
+        self._leaves_unsaid = False  # that it leaves, to the user
         self._unsent: dict[str, tuple[int, int]] = {}  # see `Vacated`
         self._to_join: dict[str, tuple[Listen | CallHost, float]] = {}  # of each agent, and until when
         self._calling: dict[str, float] = {}  # agents, and until when each is to answer
@@ -475,11 +476,14 @@ class HostAgent:
         if not self.terminated or self._run_ends or self._over:
             return
         if not self._leaves_at:
-            self._leaves_at = monotonic() + _CALM_S + _LEAVE_S
+            self._leaves_at, self._leaves_unsaid = monotonic() + _CALM_S + _LEAVE_S, workers is not None
             for held in self._held.values():
                 held.terminate()
         if (left := self._leaves_at - monotonic()) > _LEAVE_S:
             return
+        if self._leaves_unsaid:
+            self._leaves_unsaid = False
+            self._report(Noticed("it was told to leave; its actors finish the samples that they have begun"))
         if workers is None:
             if not self._held or left <= 0:
                 self._report(Leaving())
@@ -506,7 +510,7 @@ class HostAgent:
         if self._workers is not None and 0 < self._leaves_at < monotonic() + _LEAVE_S and not self._paused:
             for worker in self._running & self._workers.links.keys() & self._to_rest.keys():
                 self._tell(self._workers, worker, _START)
-        self._leaves_at, self._rested = 0.0, False
+        self._leaves_at, self._rested, self._leaves_unsaid = 0.0, False, False
         self._resting.clear()
         self._to_rest.clear()
 
