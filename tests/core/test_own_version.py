@@ -23,6 +23,7 @@ def test_a_copy_is_the_same_whatever_was_compiled_there_and_another_source_is_no
     shutil.copytree(
         Path(tidemill.__file__).parent, there, ignore=shutil.ignore_patterns("__pycache__", "*.so*")
     )
+    (there / "core" / ".#clock.py").symlink_to("what an editor has locked")
     (there / "examples").mkdir()
     (there / "examples" / "one.py").write_text("of an installed package\n")
     assert re.fullmatch(r"\d+\.\d+\.\d+ \([0-9a-f]{10}\)", own_version()) and said(tmp_path) == own_version()

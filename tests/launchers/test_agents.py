@@ -437,19 +437,6 @@ def test_whose_share_is_seated_meanwhile_begins_with_its_own_burial_alone(
     assert begun[1:] == [["actor-1", "c"]] and ("b", "Revive") in told
 
 
-def test_files_of_agents_that_were_killed_go_with_the_next_ones(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    gone = f"{Path('/proc/self/ns/pid').stat().st_ino}.4194303.1"  # this machine has no such process
-    left = tmp_path / f"tidemill-of-{gone}-abcdefgh"
-    (left / "code").mkdir(parents=True)
-    own = OwnFiles()
-    assert not left.exists() and len(list(tmp_path.iterdir())) == 1
-    own.close()
-    assert not list(tmp_path.iterdir())
-
-
 def test_a_log_whose_middle_was_taken_out_is_told_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.setattr(log_files, "MOST_BYTES", 1 << 20)

@@ -163,7 +163,7 @@ def test_ray_s_token(
     said: str,
 ) -> None:
     path = tmp_path / "auth_token"
-    monkeypatch.setattr(examine_cluster, "lets_anyone_in", lambda address: not mode)
+    monkeypatch.setattr(examine_cluster, "asks_for_token", lambda address: bool(mode))
     monkeypatch.delenv("RAY_AUTH_TOKEN", raising=False)
     monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", str(path))
     if token is not None:

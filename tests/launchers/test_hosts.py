@@ -369,8 +369,7 @@ def hidden(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_next_lives_that_cannot_be_ordered_are_none(tmp_path: Path) -> None:
-    """Where the run's folder is away, each try counts as a life, as it does for whoever
-    leads the run, and nobody is told."""
+    """Where the run's folder is away, the next try finds lives counted as they were."""
     launcher, told = TwoHosts(), list[object]()
     share = Share("b", SimpleNamespace(name="b", home="b"))  # type: ignore[arg-type]
     there: Any = SimpleNamespace(shares={"b": share}, tell_share=lambda *words: told.append(words))
@@ -381,7 +380,7 @@ def test_next_lives_that_cannot_be_ordered_are_none(tmp_path: Path) -> None:
     for _ in range(2):
         with pytest.raises(OSError, match="away"):
             launcher.restart(["actor-0"])
-    assert launcher._lives["actor-0"] == 2 and share.links == {"actor-0": of_the_dead} and told == []
+    assert launcher._lives["actor-0"] == 0 and share.links == {"actor-0": of_the_dead} and told == []
 
 
 def train_own_file(hidden: Path) -> subprocess.CompletedProcess[str]:

@@ -173,7 +173,7 @@ def test_a_host_that_is_back_in_time_keeps_its_share_until_it_is_told_to_leave(
     wait_until(lambda: len(events(run, "lives")) >= 4, 120, "its workers live again with the runner")
     told = [event.cause for event in events(run, "died")[len(died) :]]
     assert told == ["its host b was told to leave (SIGTERM)"] * 2
-    assert any("b: it was told to leave; its actors finish" in event.cause for event in events(run, "told"))
+    assert any("b: it was told to leave: its workers" in event.cause for event in events(run, "told"))
     wait_until(lambda: not agents(run).keys() & {"b", "b#1"}, 120, "both agents end")
     goes_on(run)
     # what was sent has come, and what was begun, unless it took long: a sample of 64 rows

@@ -44,9 +44,9 @@ from tidemill.launchers.ray_driver import (
     NoHosts,
     RayHosts,
     Wanted,
+    asks_for_token,
     check_reach,
     check_token,
-    lets_anyone_in,
 )
 
 DRIVER = "tidemill.launchers.ray_driver"
@@ -239,7 +239,7 @@ def test_what_ray_cannot_give_is_said(ray: str, options: dict[str, Any], said: s
 def test_a_ray_that_whoever_likes_reaches_is_refused_wherever_it_was_found(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(ray_driver, "lets_anyone_in", lambda address: address == "open:1")
+    monkeypatch.setattr(ray_driver, "asks_for_token", {"open:1": False, "away:1": None, "asks:1": True}.get)
     nodes = [
         {"NodeID": name, "NodeManagerAddress": address, "Alive": True, "Resources": {"CPU": 1.0}}
         for name, address in (("a", "127.0.0.1"), ("b", "8.8.8.8"))
@@ -252,6 +252,27 @@ def test_a_ray_that_whoever_likes_reaches_is_refused_wherever_it_was_found(
     where = ip_address("8.8.8.8")
     check_reach(where, "8.8.8.8", insecure=True, address="open:1")
     check_reach(where, "8.8.8.8", insecure=False, address="asks:1")
+    with pytest.raises(NoHosts, match="an address of the internet"):
+        check_reach(where, "8.8.8.8", insecure=False, address="away:1")
+
+
+@pytest.mark.parametrize("named", ["", "auto"])
+@pytest.mark.parametrize("written", [False, True])
+def test_where_there_is_no_ray_a_run_has_this_machine_alone(
+    monkeypatch: pytest.MonkeyPatch, named: str, written: bool
+) -> None:
+    """Also where one that has ended is still written down."""
+
+    def found(address: str) -> str:
+        if not written:
+            raise ConnectionError("Could not find any running Ray instance")
+        return "127.0.0.1:1"
+
+    monkeypatch.setattr("ray._private.services.canonicalize_bootstrap_address", found)
+    monkeypatch.setenv("RAY_ADDRESS", named)
+    assert RayHosts().bring(Wanted("", None, False)).alone
+    with pytest.raises(NoHosts, match="--hosts 2: there is no Ray here; start one"):
+        RayHosts().bring(Wanted(named, 2, False))
 
 
 @pytest.mark.parametrize("named", [True, False])
@@ -259,7 +280,7 @@ def test_a_wrong_token_is_named(
     ray: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, named: bool
 ) -> None:
     """Of the Ray that this machine is of, too: the run does not go on alone."""
-    assert not lets_anyone_in(ray)
+    assert asks_for_token(ray)
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     monkeypatch.setenv("RAY_AUTH_TOKEN", uuid.uuid4().hex)
     launch = with_options("ray", {"address": ray} if named else {})

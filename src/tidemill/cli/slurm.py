@@ -89,6 +89,8 @@ class JobOptions:
 
         if not self.script:
             slurm_job.check_free(run.resolve())
+        elif anew:
+            raise ConfigError("--anew puts a run aside, and --script submits nothing: leave one of them out")
         aside = put_aside(run) if anew and not self.script else None
         named, run = run, run.resolve()
         # what is said of the job is done by now, and so is --anew, which would put aside

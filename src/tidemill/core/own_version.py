@@ -16,7 +16,8 @@ def own_version() -> str:
     package, digest = Path(__file__).parents[1], hashlib.sha256()
     files = {file.relative_to(package): file for file in package.rglob("*") if file.suffix in _SOURCE}
     for name, file in sorted(files.items()):
-        if name.parts[0] != _EXAMPLES:
+        # what editors leave is hidden, and may be a link to nothing
+        if name.parts[0] != _EXAMPLES and not name.name.startswith(".") and file.is_file():
             text = file.read_bytes()
             digest.update(f"{name.as_posix()} {len(text)}\n".encode() + text)
     return f"{version('tidemill')} ({digest.hexdigest()[:10]})"

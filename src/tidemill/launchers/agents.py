@@ -334,7 +334,8 @@ class Agents:
 
     def _greet_again(self, host: str) -> None:
         """Greet the agent of a host that was lost, where there is another one."""
-        if (started := self._engine.again(host) or self._unmet.pop(host, None)) is None:
+        kept = self._unmet.pop(host, None)
+        if (started := self._engine.again(host) or kept) is None:
             return
         introduce = partial(self._engine.introduce, host)
         try:

@@ -40,7 +40,7 @@ from tidemill.launchers.examination import (
 )
 from tidemill.launchers.host import versions
 from tidemill.launchers.hosts import HostsLauncher
-from tidemill.launchers.ray_driver import lets_anyone_in, ray_here, token_file
+from tidemill.launchers.ray_driver import asks_for_token, named, ray_here, token_file
 from tidemill.launchers.report_checks import check_tidemill
 from tidemill.launchers.table import chosen_launcher, make_launcher
 from tidemill.testing.check_env import Finding
@@ -64,7 +64,7 @@ def examine_cluster(launch: str, folder: Path) -> Iterator[Finding]:
     kind = launch.partition("(")[0]
     if kind == "ray":
         _, _, options = chosen_launcher(launch)
-        yield from _authentication(options.get("address") or os.environ.get("RAY_ADDRESS", ""))
+        yield from _authentication(named(options.get("address") or ""))
     if kind == "slurm" and "SLURM_JOB_ID" not in os.environ:
         yield from _login_node()
         return
@@ -105,10 +105,11 @@ def examine_cluster(launch: str, folder: Path) -> Iterator[Finding]:
 
 def _authentication(address: str) -> Iterator[Finding]:
     """Whether the Ray at an address asks for a token, and who may read ours. "": the one
-    of this machine, of which nothing is told where there is none."""
-    if not (address := address or ray_here()):
+    of this machine. Nothing is told where there is none, or none that is well."""
+    address = address or ray_here()
+    if not address or (asks := asks_for_token(address)) is None:
         return
-    if lets_anyone_in(address):
+    if not asks:
         yield Finding(
             "Ray's token",
             "warn",

@@ -218,6 +218,7 @@ class HostAgent:
 
     def close(self) -> None:
         """End whatever still lives."""
+        workers, self._workers = self._workers, None  # a signal wakes nobody any more
         with ExitStack() as stack:
             if self._own is not None:
                 stack.callback(self._own.close)
@@ -225,11 +226,11 @@ class HostAgent:
                 stack.callback(held.close)
             if self._measurement is not None:
                 stack.callback(self._measurement.close)
-            if self._workers is not None:
-                stack.callback(self._workers.close_ends)
+            if workers is not None:
+                stack.callback(workers.close_ends)
             stack.callback(self._thread.end)
-            if self._workers is not None:
-                self._workers.launcher.close(0.0)
+            if workers is not None:
+                workers.launcher.close(0.0)
 
     def _lost(self) -> bool:
         failed = self._thread.failed
@@ -483,7 +484,7 @@ class HostAgent:
             return
         if self._leaves_unsaid:
             self._leaves_unsaid = False
-            self._report(Noticed("it was told to leave; its actors finish the samples that they have begun"))
+            self._report(Noticed("it was told to leave: its workers are to live again elsewhere"))
         if workers is None:
             if not self._held or left <= 0:
                 self._report(Leaving())
@@ -528,8 +529,9 @@ class HostAgent:
             for other, peer in self._wire.others.items():
                 peer.part() if peer is self._peer else self._wire.drop(other)
             self._wire.turn(0.0)
-            self._workers.close_ends()
-            self._workers, self._running, self._paused = None, set(), False
+            workers, self._workers = self._workers, None
+            workers.close_ends()
+            self._running, self._paused = set(), False
             self._mirror = None
             self._lives.clear()
             self._tell_logs(all_of_it=True)

@@ -278,13 +278,13 @@ class HostsLauncher(Launcher):
         anew = [
             s for s in shares.values() if s.agent and not s.given and not s.links.keys().isdisjoint(workers)
         ]
-        # what may fail, and is tried again then as yet another life, comes before anybody
-        # is told
-        self._lives = lives = self._lives + Counter(workers)
+        # what may fail, and is tried again then, comes before anybody is told
+        lives = self._lives + Counter(workers)
         orders = self._orders(anew, lives)
         if anew and self._job.folder is not None and self._job.epoch:  # else who died is dead for sure
             moving = {name: lives[name] for name in workers if self._share_of(name) in anew}
             take_lives(Path(self._job.folder), self._job.epoch, moving)
+        self._lives = lives
         links: dict[str, Link] = {
             worker: self._link(share, worker)
             for worker in workers

@@ -24,8 +24,15 @@ def tail(log: Path) -> str:
 def shorten(logs: Sequence[Path]) -> list[Path]:
     """Take the middle out of logs that are too long, so that what prints without end
     fills no disk, and return these. Who writes there appends, and goes on."""
-    long = [log for log in logs if log.exists() and log.stat().st_size > MOST_BYTES]
-    for log in long:
+    return [log for log in logs if _shorten(log)]
+
+
+def _shorten(log: Path) -> bool:
+    """True where the log was too long; one that is not there, or is no file of ours, is
+    left as it is."""
+    with suppress(OSError):
+        if log.lstat().st_size <= MOST_BYTES:
+            return False
         descriptor = os.open(log, os.O_RDWR | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC)
         with open(descriptor, "r+b", buffering=0) as file:
             size = file.seek(0, os.SEEK_END)
@@ -33,7 +40,8 @@ def shorten(logs: Sequence[Path]) -> list[Path]:
             file.truncate(KEPT_BYTES)
             gone = (size - 2 * KEPT_BYTES) >> 20
             file.write(b"\n[... %d MB that were printed here are taken out ...]\n" % gone + end)
-    return long
+        return True
+    return False
 
 
 def remove_empty(logs: Sequence[Path], folder: Path) -> None:

@@ -2,7 +2,6 @@
 
 import json
 import os
-import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from hashlib import sha256
@@ -11,7 +10,7 @@ from time import monotonic
 
 import msgspec
 
-from tidemill.core.temporary_folders import folders_left, temporary_folder
+from tidemill.core.temporary_folders import temporary_folder
 from tidemill.core.user_code_loading import file_digest, with_files_moved
 from tidemill.hosts.orders import SentExperiment
 from tidemill.launchers.log_files import KEPT_BYTES
@@ -32,9 +31,6 @@ class OwnFiles:
     and what workers write. They are in a folder of the agent's, and go with it."""
 
     def __init__(self) -> None:
-        with suppress(OSError):
-            for folder in folders_left():  # of agents that were killed
-                shutil.rmtree(folder, ignore_errors=True)
         self._folder = temporary_folder()
         self.logs = Path(self._folder.name, "logs")
         self.run = Path(self._folder.name, "run")

@@ -194,7 +194,7 @@ def check_reach(
 ) -> None:
     """Raise `NoHosts` where whoever likes may reach the Ray at `address`, one host of
     which is at `where`, and is let in: it asks nobody for a token."""
-    if found.is_global and not insecure and lets_anyone_in(address):
+    if found.is_global and not insecure and asks_for_token(address) is not True:
         raise NoHosts(
             f"{where} is an address of the internet, and whoever reaches a Ray without authentication runs "
             "code on its hosts: start it with RAY_AUTH_MODE=token, and set that here, or say --insecure"
@@ -202,9 +202,9 @@ def check_reach(
 
 
 @cache
-def lets_anyone_in(address: str) -> bool:
-    """Return whether the Ray there lets in who shows no token, by trying it: true, too,
-    where that cannot be found out."""
+def asks_for_token(address: str) -> bool | None:
+    """Return whether the Ray there asks for a token, by trying to be let in without one;
+    None where that cannot be found out."""
     without = {name: value for name, value in os.environ.items() if not name.startswith("RAY_AUTH")}
     with contextlib.suppress(subprocess.TimeoutExpired):
         tried = subprocess.run(
@@ -214,17 +214,23 @@ def lets_anyone_in(address: str) -> bool:
             text=True,
             timeout=_ASKS_S,
         )
-        return "AuthenticationError: " not in tried.stderr
-    return True
+        return "AuthenticationError: " in tried.stderr or (None if tried.returncode else False)
+    return None
+
+
+def named(address: str) -> str:
+    """Return the address of Ray's head that the user has named, here or by RAY_ADDRESS;
+    "" for none, as for Ray's own word for that."""
+    found = address or os.environ.get("RAY_ADDRESS", "")
+    return "" if found == "auto" else found
 
 
 def ray_here() -> str:
     """Return the address of the Ray that this machine is of, "" where none answers."""
     from ray._private.services import canonicalize_bootstrap_address
 
-    address = canonicalize_bootstrap_address("auto")
-    with contextlib.suppress(OSError):  # one that has ended may still be written down
-        if address is not None:
+    with contextlib.suppress(OSError):  # there is none, or one that has ended is still written down
+        if (address := canonicalize_bootstrap_address("auto")) is not None:
             host, _, port = address.rpartition(":")
             socket.create_connection((host.strip("[]"), int(port)), _REACH_S).close()
             return str(address)
@@ -311,8 +317,7 @@ class RayHosts:
 
     def bring(self, wanted: Wanted) -> Brought:
         """Join Ray, and have it give the hosts. Raises `NoHosts`, and what Ray does."""
-        address = wanted.address or os.environ.get("RAY_ADDRESS", "")
-        if address:
+        if address := named(wanted.address):
             check_address(address, wanted.insecure)
         import ray
 

@@ -359,13 +359,13 @@ class TrainerWorker(Worker):
         waited for before that. In lockstep it is full first: a population's member that
         goes on from another one does so once its actors have played by the weights that
         it gives up, and not, as chance has it, before they have seen these."""
-        buffer, policy, counters = self._buffer, self.learner.policy, self.learner.counters
+        buffer, policy = self._buffer, self.learner.policy
         if self._config.max_policy_lag != 0:
             return None if self._awaits() else buffer.take(policy.version)
         if (taken := buffer.take(policy.version)) is None:
             return None
-        adopted, waits = counters.adopted, self._awaits()
-        if counters.adopted != adopted:
+        waits = self._awaits()
+        if any(each.oldest is not None and each.oldest < buffer.least for each in taken):
             buffer.counts.dropped += len(taken)
             buffer.release()
             return None
