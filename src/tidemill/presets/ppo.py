@@ -81,6 +81,24 @@ TUNED: dict[str, Preset] = {
         ),
         steps=500_000,
     ),
+    # 200 in about 400 k env steps. Fewer or larger steps of Adam, or a falling rate, left
+    # more hovering
+    "LunarLander-v3": partial(
+        ppo,
+        lanes=16,
+        sample_steps=256,
+        policy=RAW,
+        algorithm=PPO(
+            learning_rate=4e-4,
+            minibatch_size=128,
+            epochs=6,
+            clip_apart=False,
+            gamma=0.999,
+            gae_lambda=0.98,
+            entropy_coefficient=0.01,
+        ),
+        steps=1_500_000,
+    ),
     # 3,000 in about 250 k env steps, over 4,500 at 1 M
     "HalfCheetah-v5": partial(
         ppo,
