@@ -439,9 +439,10 @@ def left(tasks: Sequence[Task], contenders: Sequence[str], seeds: int | None) ->
 
 
 def seconds_of(run: Run) -> float:
-    """Return how long a run takes: as the other seeds did, or by the usual speed."""
+    """Return how long a run takes on a core of its own: as long as the other seeds have
+    had one, or by the usual speed."""
     lines = read(run.task)["runs"].get(run.contender, {}).values()
-    taken = [line["seconds"] / line["steps"] for line in lines if "seconds" in line]
+    taken = [line.get("core_seconds", line["seconds"]) / line["steps"] for line in lines if "seconds" in line]
     usual = {"ppo": 1 / 5_000, "dqn": 1 / 2_500, "sac": 1 / 100}[run.task.algorithm]
     slower = 1 if run.contender in OWN else {"ppo": 6, "dqn": 4, "sac": 1.3}[run.task.algorithm]
     if run.task.kind == "Atari":
