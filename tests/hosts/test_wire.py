@@ -39,7 +39,7 @@ from tidemill.hosts.messages import (
     unpack,
     unpack_piece,
 )
-from tidemill.hosts.pumps import OutgoingChannel
+from tidemill.hosts.pumps import NoRoom, OutgoingChannel
 from tidemill.launchers.lost_samples import LostSamples
 
 
@@ -399,6 +399,31 @@ def test_an_offer_that_cannot_be_makes_no_memory(change, told):
         life.take_offer(offer)
     if told != "offered anew":
         assert segment.attach() is None
+
+
+@pytest.mark.parametrize(("error", "own"), [(NoRoom("no memory"), True), (SchemaError("garbage"), False)])
+def test_whoever_has_no_room_for_an_offer_hangs_up_by_its_own_fault(hosts, monkeypatch, error, own):
+    at_here, _ = join(*hosts)
+
+    def take(line, frames):
+        raise error
+
+    monkeypatch.setattr(at_here, "_take", take)
+    until(lambda: at_here.ended, *hosts)
+    assert str(error) in at_here.ended and at_here.by_own_fault is own
+
+
+@pytest.mark.parametrize("error", [OSError(12, "Cannot allocate memory"), MemoryError()])
+def test_an_offer_whose_memory_cannot_be_had_is_one_without_room(monkeypatch, error):
+    from tidemill.hosts.pumps import IncomingChannel
+
+    def make(offer):
+        raise error
+
+    life = IncomingChannel(0, 1, None)
+    monkeypatch.setattr(life, "_make", make)
+    with pytest.raises(NoRoom, match=r"the offer of edge 0 cannot be had: .*memory"):
+        life.take_offer(Offer(0, 1, {"x": Field((8,), "int64")}, (), 4, 64))
 
 
 def test_messages_come_back_as_they_were_and_garbage_is_none():

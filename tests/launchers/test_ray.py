@@ -329,6 +329,17 @@ def test_an_agent_that_has_ended_before_it_was_asked_for_is_not_given() -> None:
         engine.close()
 
 
+def test_once_nobody_speaks_to_ray_no_host_comes_back() -> None:
+    """Then a share that must have a GPU waits for none: see test_gpus_of_hosts.py."""
+    engine = RayEngine(Wanted("", None, False))
+    engine._driver = subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert engine.restarts
+    engine._driver.kill()
+    engine._driver.wait(60)
+    assert not engine.restarts
+    engine.close()
+
+
 def test_options_that_cannot_be_are_said() -> None:
     for launch, said in (
         ("ray(hosts=0)", "at least 1"),

@@ -87,11 +87,11 @@ class JobOptions:
         from tidemill.launchers import slurm_job
         from tidemill.run.same_run import put_aside
 
+        if self.script and anew:
+            raise ConfigError("--anew puts a run aside, and --script submits nothing: leave one of them out")
         if not self.script:
             slurm_job.check_free(run.resolve())
-        elif anew:
-            raise ConfigError("--anew puts a run aside, and --script submits nothing: leave one of them out")
-        aside = put_aside(run) if anew and not self.script else None
+        aside = put_aside(run) if anew else None
         named, run = run, run.resolve()
         # what is said of the job is done by now, and so is --anew, which would put aside
         # its own log there

@@ -335,7 +335,7 @@ class Incoming(ABC):
         try:
             self._make(offer)
         except (OSError, MemoryError) as error:
-            raise NoRoom(f"{what} cannot be had: {error or 'no memory'}") from None
+            raise NoRoom(f"{what} cannot be had: {str(error) or 'no memory'}") from None
         self.offered = offer
 
     def take(self, piece: Piece, data: memoryview) -> None:

@@ -371,7 +371,7 @@ class ProcessesLauncher(Launcher):
     def _shorten_logs(self) -> None:
         """Keep what workers print from filling the disk, now and then."""
         self._look_at_logs = monotonic() + _LOGS_S
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError):  # a share that hangs, which others tell of: at the next look
             for log in self._disk.do(partial(shorten, [group.log for group in self._groups])):
                 if log not in self._long:
                     self._long.add(log)
