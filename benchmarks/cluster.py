@@ -38,7 +38,7 @@ import cluster_slurm as slurm
 import cluster_wire
 from cluster_ray import cut_off, raylet_dies, start_and_end
 from cluster_runs import Figures
-from cluster_speed import beside_processes, best
+from cluster_speed import beside_processes, best, sums_on_slow_line
 from fault_rows.row import Impossible
 from fault_rows.runs import BrokenPromise
 from faults import machine
@@ -118,6 +118,12 @@ PARTS: dict[str, dict[str, Part]] = {
         "pong": Part(
             "Pong, one epoch, likewise",
             beside_processes("pong_one_epoch", 32, 25.0), least={"of processes": 0.85}, times=5, sum_up=best,
+        ),
+    },
+    "sums": {
+        "sums": Part(
+            "sums of four trainers on two hosts, a line of 10 MB/s: per host beside by ranks",
+            sums_on_slow_line(10e6), least={"per host, of by ranks": 1.0}, times=3,
         ),
     },
     "ray": {"ray": Part("a run on a Ray that is up", start_and_end, {"first update": 6.0, **ENDS}, times=1)},

@@ -102,6 +102,13 @@ def cartpole() -> Experiment:
     )
 
 
+def four_trainers() -> Experiment:
+    """Return CartPole with four equal trainers, each with its actor."""
+    made = cartpole()
+    workers = {name: group.replace(count=4) for name, group in made.workers.items()}
+    return made.replace(workers=workers, together=("actor", "trainer"))
+
+
 def replay() -> Experiment:
     """Return CartPole with a replay memory, whose every step is counted."""
     return Experiment(

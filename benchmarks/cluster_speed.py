@@ -62,6 +62,25 @@ def beside_processes(work: str, lanes: int, seconds: float) -> Callable[[Random,
     return measure
 
 
+def sums_on_slow_line(rate: float) -> Callable[[Random, bool], Iterator[Figures]]:
+    """Return what measures four equal trainers, two on each of two hosts whose line
+    carries so many bytes a second, by turns as they add up in the order of ranks and per
+    host first."""
+
+    def measure(draw: Random, short: bool) -> Iterator[Figures]:
+        found = dict[str, float | str]()
+        places = [f"--place={group}-{i}=h1" for group in ("trainer", "actor") for i in (2, 3)]
+        for sums in draw.sample(("ranks", "hosts"), 2):
+            chosen = f'--set=workers.trainer.sums="{sums}"'
+            with running(1, "four_trainers", "--layout=given", *places, chosen) as (network, run):
+                network.set(rate=rate)
+                found[f"by {sums}, steps/s"] = speed(run, 2.0 if short else 15.0)
+                run.interrupt()
+        yield {**found, "per host, of by ranks": found["by hosts, steps/s"] / found["by ranks, steps/s"]}
+
+    return measure
+
+
 def best(medians: Mapping[str, float]) -> Figures:
     """Return the best layout of each side by its median, and how they compare."""
     found, reached = dict[str, float | str](), list[float]()

@@ -110,7 +110,7 @@ ALWAYS = {
     "PlayerSpec": "match policy inference samples deterministic",
     "TrainerConfig": "algorithm policy samples checkpoint_seconds checkpoint_share checkpoints "
     "database_seconds device fault_records fault_rate_factor",
-    "Trainer": "buffer max_policy_lag",
+    "Trainer": "buffer max_policy_lag sums",
     "ReplayTrainer": "buffer batch_size ratio slack exact journal keep_buffer iteration_steps "
     "finish_episodes max_no_progress_s",
     "PolicyWorkers": "stream policies most_rows threaded device",

@@ -27,6 +27,13 @@ class TwoHosts(HostsLauncher):
         return CommandEngine({"b": CommandHost(LOOPBACK)})
 
 
+class FourTrainers(TwoHosts):
+    """The runner's host has two of four trainers, the other one the others."""
+
+    def __init__(self) -> None:
+        super().__init__({"trainer-0": "runner", "trainer-1": "runner", "trainer-2": "b", "trainer-3": "b"})
+
+
 class ThreeHosts(HostsLauncher):
     """The runner's host and two others."""
 

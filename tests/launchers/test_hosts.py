@@ -10,10 +10,12 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import psutil
 import pytest
 from tests.hosts.hosts import needs_namespaces
@@ -21,6 +23,7 @@ from tests.launchers.host_launchers import (
     PATIENT,
     BlindHost,
     CalledRunner,
+    FourTrainers,
     NoCommand,
     NoTidemill,
     OtherKind,
@@ -74,7 +77,12 @@ AGENT = "tidemill.launchers.host"
 
 
 def experiment(
-    updates: int = 6, trainers: int = 1, servers: int = 0, lag: int | None = 0, actors: int = 2
+    updates: int = 6,
+    trainers: int = 1,
+    servers: int = 0,
+    lag: int | None = 0,
+    actors: int = 2,
+    sums: str = "ranks",
 ) -> Experiment:
     """Actors, each with two targets; in lockstep, so that equal seeds are equal."""
     workers: dict[str, Any] = {
@@ -85,7 +93,9 @@ def experiment(
             ring=2,
             agents=(AgentSpec(sample_steps=16, inference="served" if servers else "inline"),),
         ),
-        "trainer": Trainer(algorithm=PPO(minibatch_size=32, epochs=2), count=trainers, max_policy_lag=lag),
+        "trainer": Trainer(
+            algorithm=PPO(minibatch_size=32, epochs=2), count=trainers, max_policy_lag=lag, sums=sums
+        ),
     }
     if servers:
         workers["server"] = PolicyWorkers(policies=("policy",), stream="served", count=servers)
@@ -139,6 +149,19 @@ def test_several_hosts_learn_what_processes_of_one_learn(
     compared, differing = compare("policy", alone, together)
     assert compared > 15 and differing == []
     assert [path.name for path in (tmp_path / "together").rglob("host-*")] == []  # they had nothing to say
+
+
+def test_sums_per_host_are_the_same_but_for_their_last_bits(tmp_path: Path) -> None:
+    four = partial(experiment, trainers=4, actors=4)
+    alone, together = (
+        weights(four(sums=sums), launch, tmp_path / sums).arrays["policy"]
+        for sums, launch in (("ranks", "processes"), ("hosts", FourTrainers))
+    )
+    assert any(array.tobytes() != together[name].tobytes() for name, array in alone.items())
+    for name, array in alone.items():
+        np.testing.assert_allclose(together[name], array, rtol=1e-4, atol=1e-5)
+    with pytest.raises(ConfigError, match=r"goes on in every bit, .* take sums = \"ranks\""):
+        four(sums="hosts").replace(exact_resume=True).check()
 
 
 def test_a_run_that_resumes_exactly_goes_on_in_every_bit_on_fewer_hosts_and_on_more(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import resource
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -50,9 +50,15 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Run]]:
     runs: list[Run] = []
 
     def begin(
-        function: str, launcher: str, restarts: int = 5, file: Path = LAUNCHERS, code: str = PATIENT
+        function: str,
+        launcher: str,
+        restarts: int = 5,
+        file: Path = LAUNCHERS,
+        code: str = PATIENT,
+        settings: Sequence[str] = (),
     ) -> Run:
         words = [f"--set=workers.{group}.restarts={restarts}" for group in ("actor", "trainer")]
+        words += [f"--set=workers.{setting}" for setting in settings]
         launch = f"{file}:{launcher}"
         runs.append(Run(tmp_path, function, "--layout", "given", *words, launch=launch, code=code))
         runs[-1].wait_for_updates()
@@ -129,6 +135,21 @@ def test_a_trainer_waits_for_an_equal_one_whose_host_is_lost(start: Callable[...
     wait_until(lambda: len(events(run, "lives")) == 2, 120, "the workers of that host live again")
     goes_on(run)
     assert events(run, "went back") == [] and len(events(run, "lives")) == 2
+    ends_cleanly(run)
+
+
+def test_sums_per_host_go_on_once_one_lives_again_for_which_others_wait_by_way_of_another(
+    start: Callable[..., Run],
+) -> None:
+    settings = ("trainer.count=4", "actor.count=4", 'trainer.sums="hosts"')
+    run = start("equal", "FourTrainers", settings=settings)
+    run.wait_for_worker("actor-1+trainer-1").kill()  # of whose death nobody on the other host has to know
+    wait_until(lambda: len(events(run, "lives")) == 2, 120, "it lives again, and its actor")
+    goes_on(run)
+    agents(run)["b"].kill()
+    wait_until(lambda: len(events(run, "lives")) == 6, 120, "the workers of that host live again")
+    goes_on(run)
+    assert events(run, "went back") == [] and len(events(run, "lives")) == 6
     ends_cleanly(run)
 
 

@@ -307,6 +307,10 @@ def test_trainers_on_several_hosts_sum_across_them_where_that_pays() -> None:
     small = msgspec.structs.replace(HEAVY, sums=1000)
     more = trained(algorithm, small, 4, 2) - trained(algorithm, small, 4)
     assert more == pytest.approx((2.5e-3 + 2.3e-9 * 1000 * 4) * 3 / 256)
+    # one for each host hears the other's sum
+    for costs, heard in ((small, 1000), (HEAVY, 7e6)):
+        more = trained(algorithm, costs, 4, 2, by_host=True) - trained(algorithm, costs, 4)
+        assert more == pytest.approx((2.5e-3 + 2.3e-9 * heard) * 3 / 256)
 
 
 counts = st.integers(1, 100)

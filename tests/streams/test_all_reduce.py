@@ -1,7 +1,7 @@
 """The sums of equal trainers, over the local transport: right, the same everywhere, never
 more than a message ahead, and what becomes of them where one dies."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import pytest
@@ -10,14 +10,27 @@ from hypothesis import strategies as st
 
 from tidemill.api.edges import Edge
 from tidemill.core.errors import SchemaError
-from tidemill.streams.all_reduce import WHOLE, AllReduce, SumBroken
+from tidemill.streams.all_reduce import WHOLE, AllReduce, HostSums, SharedSums, SumBroken
 from tidemill.transports.local import local_endpoints
 
+HOSTS = st.sampled_from(["", "aab", "aabb", "aba", "abc", "abbac", "aaabc"])  # of each rank; "": by rank
 
-def trainers(count: int, most_bytes: int) -> list[AllReduce]:
+
+def trainers(count: int, most_bytes: int, hosts: Sequence[str] = ()) -> list[SharedSums]:
     names = [f"trainer-{i}" for i in range(count)]
     edges = [Edge(f"sums/p/{a}/{b}", "channel", a, (b,)) for a in names for b in names if a != b]
     ends = {name: endpoints for name, (endpoints, _) in local_endpoints(names, edges).items()}
+    if hosts:
+        return [
+            HostSums(
+                rank,
+                hosts,
+                lambda i, name=name: ends[name].producer(f"sums/p/{name}/{names[i]}"),  # type: ignore[misc]
+                lambda i, name=name: ends[name].consumer(f"sums/p/{names[i]}/{name}"),  # type: ignore[misc]
+                most_bytes,
+            )
+            for rank, name in enumerate(names)
+        ]
     return [
         AllReduce(
             rank,
@@ -29,16 +42,19 @@ def trainers(count: int, most_bytes: int) -> list[AllReduce]:
     ]
 
 
-@settings(max_examples=40)
+@settings(max_examples=80)
 @given(
     count=st.integers(2, 5),
     size=st.sampled_from([1, 3, 1000, WHOLE // 4 + 1, WHOLE // 4 + 4099]),
     dtype=st.sampled_from(["float32", "float64"]),
+    hosts=HOSTS,
     seed=st.integers(0, 2**31),
 )
-def test_everybody_has_the_sum_and_the_same_bits(count: int, size: int, dtype: str, seed: int) -> None:
-    rng = np.random.default_rng(seed)
-    group = trainers(count, size * 8)
+def test_everybody_has_the_sum_and_the_same_bits(
+    count: int, size: int, dtype: str, hosts: str, seed: int
+) -> None:
+    rng, count = np.random.default_rng(seed), len(hosts) or count
+    group = trainers(count, size * 8, hosts)
     for _ in range(3):
         given_ = [rng.standard_normal(size).astype(dtype) for _ in range(count)]
         arrays = [array.copy() for array in given_]
@@ -63,17 +79,20 @@ def test_one_who_runs_ahead_waits_for_the_others() -> None:
     assert (mine == 3).all() and (theirs == 3).all()
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(
     count=st.integers(2, 4),
     size=st.sampled_from([3, 3, 3, WHOLE // 8 + 1]),
+    hosts=HOSTS,
     seed=st.integers(0, 2**31),
 )
-def test_where_one_dies_sums_are_whole_or_broken_and_all_begin_anew(count: int, size: int, seed: int) -> None:
+def test_where_one_dies_sums_are_whole_or_broken_and_all_begin_anew(
+    count: int, size: int, hosts: str, seed: int
+) -> None:
     """Some die at random moments; what one has finished that died alone, all others can
     finish. What was sent before counts no more once all begin anew."""
-    rng = np.random.default_rng(seed)
-    group, finished = trainers(count, size * 8), [0] * count
+    rng, count = np.random.default_rng(seed), len(hosts) or count
+    group, finished = trainers(count, size * 8, hosts), [0] * count
     dead = rng.choice(count, int(rng.integers(1, count)), replace=False).tolist()
     ranks = set(range(count))
 
@@ -99,6 +118,7 @@ def test_where_one_dies_sums_are_whole_or_broken_and_all_begin_anew(count: int, 
             if next(going[rank], "done") == "done":
                 del going[rank]
         except SumBroken:
+            group[rank].break_off()
             del going[rank]
     living = [finished[rank] for rank in ranks.difference(dead)]
     assert max(living) - min(living) <= 1

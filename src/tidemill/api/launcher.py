@@ -37,6 +37,7 @@ class Job:
         of the host's kind, of those that were measured
     gpus: see `Context.gpu`, by worker; those that are not named take that of their number
         in their group
+    places: hosts of workers, by name; none: all are on one
     """
 
     experiment: Experiment
@@ -47,6 +48,19 @@ class Job:
     epoch: int = 0
     paces: Mapping[str, float] = field(default_factory=dict)
     gpus: Mapping[str, int] = field(default_factory=dict)
+    places: Mapping[str, str] = field(default_factory=dict)
+
+    def places_of_equals(self, worker: str) -> dict[str, str]:
+        """Return the hosts of those that a worker sums with, itself among them, by name:
+        see `Context.places`."""
+        ports = self.experiment.workers[group_of(worker)].ports()
+        equals = [
+            name
+            for port in ports
+            if port.role == "sum"
+            for name in self.experiment.holders(port.stream, "sum")
+        ]
+        return {name: self.places[name] for name in equals if name in self.places}
 
     def build(
         self, worker: str, endpoints: Endpoints, math_threads: int, spin: float = 0.0, life: int = 0
@@ -56,7 +70,17 @@ class Job:
         config = self.experiment.workers[group_of(worker)]
         folder, resume, gpu = self.folder, self.resume, self.gpus.get(worker, number(worker))
         context = Context(
-            self.experiment, worker, config, endpoints, folder, resume, spin, math_threads, life, gpu
+            self.experiment,
+            worker,
+            config,
+            endpoints,
+            folder,
+            resume,
+            spin,
+            math_threads,
+            life,
+            gpu,
+            self.places_of_equals(worker),
         )
         return returned(config.build(context), WorkerHandle, config.build)
 

@@ -7,7 +7,7 @@ runs it needs of it::
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar
 
 from tidemill.api.control_messages import Adopt
@@ -171,6 +171,8 @@ class Context:
     life: number of the worker's life, from 0: how often it has died
     gpu: number of the GPU that it takes where its device leaves open which ("cuda",
         "auto"), of as many as there are in turn
+    places: hosts of those that it sums with, itself among them, by name; none: all are on
+        one
     """
 
     experiment: "Experiment"
@@ -183,6 +185,7 @@ class Context:
     math_threads: int = 1
     life: int = 0
     gpu: int = 0
+    places: Mapping[str, str] = field(default_factory=dict)
 
     def seed(self, *path: str | int) -> int:
         """Return the seed of a part of this worker that plays. Another one after a

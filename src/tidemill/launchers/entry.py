@@ -98,7 +98,9 @@ def main() -> None:
             experiment = decode(Experiment, json.loads(order.experiment))
             if order.folder is not None:
                 hold(order.folder, order.epoch, {each.worker: order.life for each in order.ends})
-            job = Job(experiment, order.source, order.folder, order.resume, gpus=order.gpus)
+            job = Job(
+                experiment, order.source, order.folder, order.resume, gpus=order.gpus, places=order.places
+            )
             workers.append(job.build(ends.worker, endpoints, order.math_threads, order.spin, order.life))
         except Exception as error:
             expected = isinstance(error, TidemillError)

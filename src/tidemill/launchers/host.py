@@ -407,7 +407,16 @@ class HostAgent:
                 if self._who_draws(experiment, order):
                     self._mirror = DatabaseMirror(self._own.run / PARAMETERS)
                     folder = str(self._own.run)
-            job = Job(experiment, sent.source, folder, order.resume, sent.files, order.epoch, gpus=order.gpus)
+            job = Job(
+                experiment,
+                sent.source,
+                folder,
+                order.resume,
+                sent.files,
+                order.epoch,
+                gpus=order.gpus,
+                places=order.places,
+            )
             self._lives.update(order.lives)
             self._workers = HostWorkers(
                 self._wire, job, order.places, order.host, order.agents, order.lives, logs

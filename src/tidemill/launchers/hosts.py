@@ -146,7 +146,8 @@ class HostsLauncher(Launcher):
             host: job.paces[kind.digest] for host, kind in agents.kinds.items() if kind.digest in job.paces
         }
         self.places = place(experiment, agents.cores, self._chosen, paces, agents.gpus)
-        job = self._job = replace(job, gpus=gpu_numbers(experiment, self.places))
+        gpus = gpu_numbers(experiment, self.places)
+        job = self._job = replace(job, gpus=gpus, places=self.places)
         if self._logs is not None:
             for names in experiment.processes():
                 (self._logs / log_name(names)).unlink(missing_ok=True)  # of the run that is resumed

@@ -37,6 +37,7 @@ class ProcessSetup(msgspec.Struct, frozen=True):
     path: list[str]  # where the main process looks for modules
     life: int  # of its workers
     gpus: dict[str, int]  # see `Job`
+    places: dict[str, str]  # see `Job`, of those that its workers sum with
     mark: str  # of what their environments start
 
     def descriptors(self) -> list[int]:

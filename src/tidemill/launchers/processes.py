@@ -216,6 +216,7 @@ class ProcessesLauncher(Launcher):
             own_path(),
             group.life,
             {name: job.gpus[name] for name in names if name in job.gpus},
+            {equal: place for name in names for equal, place in job.places_of_equals(name).items()},
             self._mark_of(group),
         )
         for name, (ours, _) in zip(names, pairs, strict=True):

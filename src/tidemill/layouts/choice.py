@@ -10,6 +10,7 @@ from tidemill.layouts.costs import Costs
 from tidemill.layouts.experiment_layout import ActorsAndTrainers, layout_of
 from tidemill.layouts.layout import Layout
 from tidemill.streams.all_reduce import WHOLE
+from tidemill.workers.trainer_config import HOSTS
 
 # core seconds of an actor's tick that do not grow with its lanes: the line through
 # CartPole's ticks of 1, 4, 16 and 64 lanes
@@ -89,7 +90,8 @@ def promises(
     def training(trainers: int) -> float:
         """The env steps/s of so many trainers."""
         where = costs if trainers == 1 else slowest
-        return 1 / (costs.rows * trained(algorithm, where, trainers, min(hosts, trainers)))
+        by_host = parts.trainers.sums == HOSTS
+        return 1 / (costs.rows * trained(algorithm, where, trainers, min(hosts, trainers), by_host))
 
     # with a slot more actors gather while trainers learn, by weights of before
     slots = max(2, parts.actors.slots) if lag and lag >= 2 else parts.actors.slots
@@ -140,18 +142,21 @@ def pace(layout: Layout, costs: Costs) -> float:
     return gather * (1 + UNEVEN * (layout.together and layout.actors > 1))
 
 
-def trained(algorithm: AlgorithmConfig, costs: Costs, trainers: int, hosts: int = 1) -> float:
+def trained(
+    algorithm: AlgorithmConfig, costs: Costs, trainers: int, hosts: int = 1, by_host: bool = False
+) -> float:
     """Return the seconds in which so many equal trainers, on so many hosts, train on a
     row, all epochs: each has its share of the rows, all of what a minibatch costs
-    besides, and the sums."""
+    besides, and the sums, which may be added `by_host` first."""
     rows, epochs = int(getattr(algorithm, "minibatch_size", 1)), int(getattr(algorithm, "epochs", 1))
     others = trainers - 1
     # large sums are cut, so that nobody reads more than twice their size
     sums = others * SUM + min(others, 2) * SUMMED_BYTE * costs.sums
     if hosts > 1:
-        here = -(-trainers // hosts)  # each of them hears each that is elsewhere
-        heard = here * (trainers - here) * (min(1.0, 2 / trainers) if costs.sums > WHOLE else 1.0)
-        sums += SUM_ACROSS + BYTE_ACROSS * heard * costs.sums
+        here = -(-trainers // hosts)  # each of them hears each that is elsewhere, or one for all does
+        heard, among = (hosts - 1, hosts) if by_host else (here * (trainers - here), trainers)
+        cut = min(1.0, 2 / among) if costs.sums > WHOLE else 1.0
+        sums += SUM_ACROSS + BYTE_ACROSS * heard * cut * costs.sums
     besides = min(costs.minibatch * epochs / rows, costs.train)
     return (costs.train - besides) / trainers + besides + sums * epochs / rows
 

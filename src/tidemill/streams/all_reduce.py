@@ -1,13 +1,18 @@
 """The all-reduce of equal trainers: each brings an array, and all go on with the sum,
 which is the same for all to the last bit.
 
-All add in the order of ranks. Small arrays go to everybody, large ones are reduced in
-parts. Where one has died, a sum to which it has not brought its part is broken
-(`SumBroken`); once it lives again all begin with a new number, by which parts of before
-are told apart.
+`AllReduce`: all add in the order of ranks, wherever they are. Small arrays go to
+everybody, large ones are reduced in parts. `HostSums`: trainers of a host add up first,
+the lowest rank of each host exchanges that with those of others, and hands the sum on, so
+that less crosses the network; where trainers are decides the order of addition then, and
+with it the last bits.
+
+Where one has died, a sum to which it has not brought its part is broken (`SumBroken`);
+once it lives again all begin with a new number, by which parts of before are told apart.
 """
 
-from collections.abc import Generator, Iterator, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Generator, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -27,28 +32,69 @@ class SumBroken(Exception):
     """A sum that never comes: one that has died has not brought its part."""
 
 
-class AllReduce:
-    """One trainer's part. `rank` is its place among them; `senders` and `receivers` its
-    channels to and from each other trainer, by rank.
-
-    A small array goes to everybody, who each add it up. A large one is cut into a part
-    per trainer: each receives everybody's copy of its own part, adds it up and sends the
-    sum to the others (reduce-scatter, then all-gather), so that nobody reads more than
-    twice its size. `most_bytes`: of the largest array.
+class SharedSums(ABC):
+    """One trainer's part in the sums of equal trainers. `rank` is its place among them.
 
     lost: ranks of those that have died. Whoever has finished a sum has sent its parts to
         all before, so that all others can finish it, too; a sum for which a part of one
         that is lost is missing is broken
     """
 
+    def __init__(self, rank: int) -> None:
+        self.rank = rank
+        self.lost = set[int]()
+
+    @property
+    @abstractmethod
+    def slot_bytes(self) -> int:
+        """Bytes of the slots of this part's senders."""
+
+    @property
+    @abstractmethod
+    def own_bytes(self) -> int:
+        """Bytes of where this part adds up."""
+
+    @abstractmethod
+    def begin(self, number: int) -> None:
+        """Begin anew, with all others, once those that were lost live again: what was
+        sent by a lower `number` is of sums that are broken, and makes room."""
+
+    @abstractmethod
+    def add(self, array: Array) -> Iterator[None]:
+        """Replace `array` (contiguous, float32 or float64) by the sum of everybody's.
+        Yields for as long as others have not brought theirs. Raises `SumBroken`."""
+
+    @abstractmethod
+    def word(self) -> Iterator[None]:
+        """Give the others a word, as the first of them, or wait for the first's, in the
+        order in which they come. Raises `SumBroken`."""
+
+    @abstractmethod
+    def break_off(self) -> None:
+        """Tell the others, as far as there is room, that this one brings no more until
+        all begin anew: who waits for it need not know of the death that it waits for."""
+
+
+class AllReduce(SharedSums):
+    """One trainer's part in sums that are added in the order of ranks. `senders` and
+    `receivers`: its channels to and from each other trainer, by rank.
+
+    A small array goes to everybody, who each add it up. A large one is cut into a part
+    per trainer: each receives everybody's copy of its own part, adds it up and sends the
+    sum to the others (reduce-scatter, then all-gather), so that nobody reads more than
+    twice its size. `most_bytes`: of the largest array.
+    """
+
     def __init__(
         self, rank: int, senders: dict[int, Producer], receivers: dict[int, Consumer], most_bytes: int
     ) -> None:
-        self.rank, self._senders, self._receivers = rank, senders, receivers
+        super().__init__(rank)
+        self._senders, self._receivers = senders, receivers
         self.peers = len(senders)
-        self.lost = set[int]()
+        self._ranks = sorted([rank, *senders])
         self._number = 0
         self._come: dict[int, Arrays] = {}  # by rank, what it has sent next
+        self._broken_off = set[int]()  # ranks that bring no more
         self._most = most_bytes
         # a message is an array or, of a large one, a part, of up to one number more than
         # an equal share
@@ -60,18 +106,20 @@ class AllReduce:
 
     @property
     def slot_bytes(self) -> int:
-        """Bytes of the slots of this part's senders."""
         return SLOTS * self.peers * self._scratch.nbytes
 
     @property
     def own_bytes(self) -> int:
-        """Bytes of where this part adds up."""
         return self._scratch.nbytes
 
+    @property
+    def first(self) -> bool:
+        """True of the lowest rank."""
+        return self.rank == self._ranks[0]
+
     def begin(self, number: int) -> None:
-        """Begin anew, with all others, once those that were lost live again: what was
-        sent by a lower `number` is of sums that are broken, and makes room."""
         self.lost.clear()
+        self._broken_off.clear()
         self._number = number
         for rank in [*self._come]:
             self._release(rank)
@@ -79,11 +127,8 @@ class AllReduce:
             self._has_come(rank)
 
     def add(self, array: Array) -> Iterator[None]:
-        """Replace `array` (contiguous, float32 or float64) by the sum of everybody's.
-        Yields for as long as others have not brought theirs. Raises `SumBroken`.
-
-        The order of addition is that of ranks, so that rounding is everywhere the same.
-        """
+        """See `SharedSums.add`. All add in the order of ranks, so that rounding is
+        everywhere the same."""
         if array.nbytes > self._most:
             raise SchemaError(
                 f"a sum of {array.nbytes} bytes is larger than the largest, of {self._most}: raise the "
@@ -92,38 +137,51 @@ class AllReduce:
         flat = array.reshape(-1)
         count = self.peers + 1
         if array.nbytes <= WHOLE:
-            yield from self._exchange(flat, [flat] * count)
+            yield from self._exchange(flat, dict.fromkeys(self._ranks, flat))
             return
-        parts = np.array_split(flat, count)
+        parts = dict(zip(self._ranks, np.array_split(flat, count), strict=True))
         yield from self._exchange(parts[self.rank], parts)
         for rank in self._senders:
             yield from self._send(rank, parts[self.rank])
         for rank in self._receivers:
-            parts[rank][...] = yield from self._next(rank, parts[rank])
+            parts[rank][...] = yield from self._next(rank, parts[rank], self._receivers)
             self._release(rank)
 
     def word(self) -> Iterator[None]:
-        """Give the others a word, as the first of them, or wait for the first's, in the
-        order in which they come. Raises `SumBroken`."""
-        nothing = np.zeros(1)
-        if self.rank == 0:
-            for rank in self._senders:
-                yield from self._send(rank, nothing)
-        else:
-            yield from self._next(0, nothing)
-            self._release(0)
+        return self.hand_on(np.zeros(1), self._receivers)
 
-    def _exchange(self, own: NDArray[Any], parts: Sequence[NDArray[Any]]) -> Iterator[None]:
+    def hand_on(self, array: Array, needed: Collection[int] | None = None) -> Iterator[None]:
+        """Replace `array` by that of the first. Yields for as long as that is not there.
+        Raises `SumBroken` where the first is lost before, or one of those that are
+        `needed` (None: it alone)."""
+        first, flat = self._ranks[0], array.reshape(-1)
+        most = self._scratch.nbytes // flat.itemsize
+        for start in range(0, len(flat), most):
+            piece = flat[start : start + most]
+            if self.first:
+                for rank in self._senders:
+                    yield from self._send(rank, piece)
+            else:
+                piece[...] = yield from self._next(first, piece, needed or (first,))
+                self._release(first)
+
+    def break_off(self) -> None:
+        for sender in self._senders.values():
+            if (slot := sender.reserve()) is not None:
+                slot["number"][...] = ~self._number
+                sender.commit()
+
+    def _exchange(self, own: NDArray[Any], parts: dict[int, NDArray[Any]]) -> Iterator[None]:
         """Send each other trainer its part, and replace `own` by the sum of all copies of
         it."""
         for rank in self._senders:
             yield from self._send(rank, parts[rank])
         copies = {self.rank: own}
         for rank in self._receivers:
-            copies[rank] = yield from self._next(rank, own)
+            copies[rank] = yield from self._next(rank, own, self._receivers)
         total = self._scratch[: own.nbytes].view(own.dtype)
-        np.add(copies[0], copies[1], out=total)
-        for rank in range(2, len(copies)):
+        np.add(copies[self._ranks[0]], copies[self._ranks[1]], out=total)
+        for rank in self._ranks[2:]:
             total += copies[rank]
         own[...] = total
         for rank in self._receivers:
@@ -139,11 +197,14 @@ class AllReduce:
         slot["number"][...] = self._number
         sender.commit()
 
-    def _next(self, rank: int, like: NDArray[Any]) -> Generator[None, None, NDArray[Any]]:
-        """Return the next message of `rank`, as an array like `like`; those of lower
-        ranks have come."""
+    def _next(
+        self, rank: int, like: NDArray[Any], needed: Collection[int]
+    ) -> Generator[None, None, NDArray[Any]]:
+        """Return the next message of `rank`, as an array like `like`; of those that are
+        `needed`, too, the ones of lower ranks have come."""
         while not self._has_come(rank):
-            if not all(self._has_come(lost) for lost in self.lost if lost >= rank):
+            lost = [other for other in self.lost if other >= rank and other in needed]
+            if rank in self._broken_off or not all(map(self._has_come, lost)):
                 raise SumBroken
             yield
         data: NDArray[Any] = self._come[rank]["data"][: like.nbytes].view(like.dtype)
@@ -154,6 +215,8 @@ class AllReduce:
         receiver = self._receivers[rank]
         while rank not in self._come and receiver.attach() and (slot := receiver.take()) is not None:
             self._come[rank] = slot
+            if slot["number"] == ~self._number:
+                self._broken_off.add(rank)
             if slot["number"] != self._number:
                 self._release(rank)
         return rank in self._come
@@ -161,3 +224,63 @@ class AllReduce:
     def _release(self, rank: int) -> None:
         del self._come[rank]
         self._receivers[rank].release()
+
+
+class HostSums(SharedSums):
+    """One trainer's part in sums that are added per host first: those of a host add up
+    what they bring, the lowest rank of each host exchanges that with the others, and
+    hands the sum on to its own. Of n trainers on each host that is 1 ÷ n² of what goes
+    between two hosts where everybody's part goes to everybody, 1 ÷ n of a large one.
+
+    hosts: the host of each trainer, by rank
+    sender, receiver: functions that return the channel to, and from, another rank
+    most_bytes: of the largest array
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        hosts: Sequence[str],
+        sender: Callable[[int], Producer],
+        receiver: Callable[[int], Consumer],
+        most_bytes: int,
+    ) -> None:
+        super().__init__(rank)
+        ours = [other for other, host in enumerate(hosts) if host == hosts[rank]]
+        firsts = [hosts.index(host) for host in dict.fromkeys(hosts)]
+        self._circles: list[AllReduce] = []  # this host's, then that of the first ranks of all
+        for circle in (ours, firsts):
+            if rank in circle and len(circle) > 1:
+                others = [other for other in circle if other != rank]
+                senders = {other: sender(other) for other in others}
+                receivers = {other: receiver(other) for other in others}
+                self._circles.append(AllReduce(rank, senders, receivers, most_bytes))
+        self._host = self._circles[0] if len(ours) > 1 else None
+        for each in self._circles:
+            each.lost = self.lost
+
+    @property
+    def slot_bytes(self) -> int:
+        return sum(each.slot_bytes for each in self._circles)
+
+    @property
+    def own_bytes(self) -> int:
+        return sum(each.own_bytes for each in self._circles)
+
+    def begin(self, number: int) -> None:
+        for each in self._circles:
+            each.begin(number)
+
+    def add(self, array: Array) -> Iterator[None]:
+        for each in self._circles:
+            yield from each.add(array)
+        if self._host is not None:
+            yield from self._host.hand_on(array)
+
+    def word(self) -> Iterator[None]:
+        for each in reversed(self._circles):
+            yield from each.word()
+
+    def break_off(self) -> None:
+        for each in self._circles:
+            each.break_off()

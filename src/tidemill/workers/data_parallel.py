@@ -5,8 +5,8 @@ at the end (another hangs, say) ends without them.
 
 Whatever decides how weights change (rows, moments of advantages, each minibatch's
 gradient, statistics of normalisers) is yielded by the algorithm
-(`DataParallel.parallel_update`) and summed in the order of ranks (`streams.all_reduce`):
-n trainers on n parts of a batch do what one does on the whole. Before each update they
+(`DataParallel.parallel_update`) and summed (`streams.all_reduce`): n trainers on n parts
+of a batch do what one does on the whole. Before each update they
 agree on who is to end, so that all end at one update. An update that cannot be finished,
 since one of them has died in it, is undone, and done again by all with the same batches,
 but for that of the dead; it is undone, too, where the run is about to be broken off.
@@ -22,14 +22,15 @@ from tidemill.api.buffer import BufferedSample, SampleCounts
 from tidemill.api.control_messages import Rejoin
 from tidemill.api.edges import number
 from tidemill.api.policy import Policy
+from tidemill.api.transport import Consumer, Producer
 from tidemill.api.worker import Context
 from tidemill.core.clock import Clock, awake
 from tidemill.core.errors import ConfigError
 from tidemill.core.memory import Need
 from tidemill.core.schema import Array, Arrays
-from tidemill.streams.all_reduce import AllReduce, SumBroken
+from tidemill.streams.all_reduce import AllReduce, HostSums, SharedSums, SumBroken
 from tidemill.workers.base import PollResult
-from tidemill.workers.trainer_config import TrainerConfig
+from tidemill.workers.trainer_config import HOSTS, Trainer, TrainerConfig
 
 # seconds that a trainer which is told to end, or that one has died, waits for equal ones:
 # longer than a minibatch takes, less than the controller and the supervisor wait
@@ -60,7 +61,7 @@ class EqualTrainers:
     """One trainer's equals; without a `summing` there are none, and a sum is what it
     brings. `clock` is the trainer's, `names` those of all in the order of ranks."""
 
-    def __init__(self, clock: Clock, summing: AllReduce | None = None, names: Sequence[str] = ()) -> None:
+    def __init__(self, clock: Clock, summing: SharedSums | None = None, names: Sequence[str] = ()) -> None:
         self._clock, self._summing, self._names = clock, summing, names
         self._met_at = 0.0  # when they last met, or this one began to end
         # parameters and the algorithm's state, while an update is half done
@@ -96,17 +97,24 @@ class EqualTrainers:
         # whoever has written it for those that live again
         if restored and (own := number(context.name) + len(names) * joins.number):
             algorithm.separate(own)
-        others = {rank: name for rank, name in enumerate(names) if name != context.name}
-        senders = {
-            rank: context.endpoints.producer(f"sums/{policy}/{context.name}/{name}")
-            for rank, name in others.items()
-        }
-        receivers = {
-            rank: context.endpoints.consumer(f"sums/{policy}/{name}/{context.name}")
-            for rank, name in others.items()
-        }
+
+        def sender(rank: int) -> Producer:
+            return context.endpoints.producer(f"sums/{policy}/{context.name}/{names[rank]}")
+
+        def receiver(rank: int) -> Consumer:
+            return context.endpoints.consumer(f"sums/{policy}/{names[rank]}/{context.name}")
+
+        own_rank = names.index(context.name)
         most = max(algorithm.largest_sum, 8 * len(CombinedCounts._fields))
-        summing = AllReduce(names.index(context.name), senders, receivers, most)
+        hosts = [context.places.get(name, "") for name in names]
+        summing: SharedSums
+        if isinstance(config, Trainer) and config.sums == HOSTS and len({*hosts}) > 1:
+            summing = HostSums(own_rank, hosts, sender, receiver, most)
+        else:
+            others = [rank for rank in range(len(names)) if rank != own_rank]
+            senders = {rank: sender(rank) for rank in others}
+            receivers = {rank: receiver(rank) for rank in others}
+            summing = AllReduce(own_rank, senders, receivers, most)
         summing.begin(joins.number)
         return cls(clock, summing, names)
 
@@ -221,6 +229,11 @@ class EqualTrainers:
     def lost(self) -> bool:
         """True while some are dead."""
         return self._summing is not None and bool(self._summing.lost)
+
+    def break_off(self) -> None:
+        """Tell the others that this one brings no more until all begin anew."""
+        if self._summing is not None:
+            self._summing.break_off()
 
     def stand_in(self) -> None:
         """Be the first one, until all live again."""

@@ -324,6 +324,7 @@ class TrainerWorker(Worker):
     def _stay(self) -> Iterator[PollResult]:
         """Stay as this trainer is until those that have died live again."""
         self._stays = True
+        self.learner.equal_trainers.break_off()
         self._answer()
         self.clock.enter("wait")
         while self.learner.equal_trainers.lost:

@@ -11,7 +11,7 @@ from tidemill.api.edges import Port
 from tidemill.api.experiment import Experiment
 from tidemill.api.worker import Context, WorkerConfig, WorkerHandle
 from tidemill.core.config import acting
-from tidemill.core.errors import ConfigError
+from tidemill.core.errors import ConfigError, did_you_mean
 from tidemill.nets.choose_device import check_device
 from tidemill.replay.queue import Queue
 from tidemill.workers.actor_config import ActorConfig
@@ -21,6 +21,7 @@ from tidemill.workers.version_metadata import RECORDED, field_of, settings_of, w
 # counters of samples and updates that are told with each update
 COUNTED = ("dropped", "evicted", "reused", "skipped")
 RATES = ("learning_rate", "critic_learning_rate")
+RANKS, HOSTS = "ranks", "hosts"  # in which order equal trainers add up
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -197,6 +198,11 @@ class Trainer(TrainerConfig):
         and goes on with the new version (see `workers.lockstep`): nothing is dropped. A
         layout that is chosen has actors gather while a trainer learns only where this
         is at least 2, and no less than their `slots`; those of one slot have two then
+    sums: how equal trainers add up what they bring. "ranks": in the order of their
+        numbers, so that the weights are the same to the last bit on whatever hosts they
+        are; "hosts": those of each host first, one of whom exchanges that with the other
+        hosts, which takes less of the network (of n trainers on each host 1 ÷ n²), and
+        on other hosts ends in other last bits. Of one host both are the same
     """
 
     retired: ClassVar[dict[str, tuple[Any, str]]] = {
@@ -217,10 +223,16 @@ class Trainer(TrainerConfig):
     batch_size: int | None = None
     buffer: BufferConfig = field(default_factory=Queue)
     max_policy_lag: int | None = None
+    sums: str = RANKS
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self.check_least(batch_size=1, max_policy_lag=0)
+        if self.sums not in (RANKS, HOSTS):
+            raise ConfigError(
+                f'sums = {self.sums!r} is neither "{RANKS}", in the order of equal trainers, nor "{HOSTS}", '
+                f"per host first; {did_you_mean(str(self.sums), (RANKS, HOSTS))}"
+            )
         if self.buffer.replays:
             raise ConfigError(
                 f"buffer = {type(self.buffer).__name__} is a replay memory, and a Trainer trains on each "
@@ -232,6 +244,14 @@ class Trainer(TrainerConfig):
             raise ConfigError(
                 f"batch_size = {self.batch_size}, but max_policy_lag = 0 trains on one sample of each "
                 "producer per update, whatever they hold; leave it out, or allow some lag"
+            )
+
+    def check(self, experiment: Experiment) -> None:
+        super().check(experiment)
+        if self.sums == HOSTS and experiment.exact_resume:
+            raise ConfigError(
+                f'sums = "{HOSTS}" ends in other last bits where trainers stand on other hosts, and a run '
+                f'with exact_resume goes on in every bit, wherever it is resumed: take sums = "{RANKS}"'
             )
 
     @classmethod
