@@ -169,6 +169,7 @@ IDLE = {
     "ActorConfig.lane_restarts_within_s": lambda: Actors(
         environment=Scripted(), lane_restarts=None, lane_restarts_within_s=60.0
     ),
+    "ActorConfig.min_running": lambda: Actors(environment=Scripted(), restarts=None, min_running=0.5),
     "ActorConfig.slots": lambda: Actors(environment=Scripted(), agents=(AgentSpec(samples=None),), slots=3),
     "PlayerSpec.parameters": lambda: AgentSpec(inference="asked", parameters=Drawn()),
     "AgentSpec.mode": lambda: AgentSpec(samples=None, mode="after_done"),

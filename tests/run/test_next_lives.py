@@ -7,6 +7,7 @@ import shutil
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from math import inf
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,9 @@ from tidemill.launchers import processes
 from tidemill.run import supervisor
 from tidemill.run.deaths import Deaths
 from tidemill.run.events import Event, read_events
+from tidemill.run.folder import RunFolder
 from tidemill.run.run_control import RunControl
+from tidemill.run.status import RunStatus, read_status
 from tidemill.training.train import train
 
 pytestmark = [
@@ -188,6 +191,54 @@ def impatient(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[threa
     watcher.start()
     yield watcher
     watcher.join()
+
+
+@pytest.mark.parametrize("least", [None, 0.6])
+def test_trainers_wait_while_fewer_actors_run_than_must(tmp_path: Path, least: float | None) -> None:
+    """One of two actors takes long to live again. The trainer trains on what the other
+    one sends or, where more than one must run, waits."""
+    path, flag = tmp_path / "run", tmp_path / "flag"
+    made = experiments.hangs_as_it_begins(str(flag), always=False)
+    actor, trainer = made.workers["actor"], made.workers["trainer"]
+    workers = {  # a sample of any actor is a batch
+        "actor": actor.replace(count=2, min_running=least),
+        "trainer": trainer.replace(batch_size=1),
+    }
+
+    def look() -> None:
+        wait_until(flag.exists, 100, "its next life begins")
+        folder = RunFolder.open(path)
+
+        def status() -> RunStatus:
+            found = read_status(folder)
+            assert found is not None
+            return found
+
+        if least is None:
+            before = status().updates
+            wait_until(lambda: status().updates > before + 3, 100, "updates go on without it")
+        else:
+            states = lambda: {each.name: each.state for each in status().workers}  # noqa: E731
+            wait_until(lambda: states()["trainer-0"] == "paused", 100, "the trainer pauses")
+            before = status().updates
+            assert [status().updates for _ in range(20)] == [before] * 20
+            assert lives(path) == []
+        flag.with_suffix(".over").touch()
+
+    again = killing(path, ["actor-0"], flag.with_suffix(".again").touch)
+    with ThreadPoolExecutor(1) as pool:
+        looked = pool.submit(look)
+        result = train(
+            made.replace(workers=workers), run_dir=path, source=EXPERIMENTS, quiet=True, on_update=again
+        )
+        looked.result()
+    assert (result.summary["status"], result.summary["reason"]) == ("completed", "it goes on")
+    told = [event.cause for event in read_events(path) if "actors" in event.cause]
+    assert len(told) == (0 if least is None else 2)
+    if told:
+        said = "1 of 2 actors of actor run, and 2 must (min_running = 0.6): trainers wait until they do"
+        assert told[0] == said and told[1].startswith("enough actors run again: trainers go on, after ")
+    assert leftovers(path) == []
 
 
 @pytest.mark.timeout(300)

@@ -28,6 +28,7 @@ from tidemill.run.conditions import Conditions
 from tidemill.run.cuts import Cuts
 from tidemill.run.deaths import Deaths
 from tidemill.run.ending import Ending
+from tidemill.run.enough_actors import EnoughActors
 from tidemill.run.host_places import HostPlace, crowded
 from tidemill.run.host_watch import HostView, HostWatch
 from tidemill.run.interrupts import Interrupts, signal_name
@@ -94,6 +95,7 @@ class Controller:
             experiment.exact_resume, state, self._recorder, self._conditions, self._cuts, go_back
         )
         self._supervisor = Supervisor(experiment, launcher, state, self._losses, self._next_lives)
+        self._enough_actors = EnoughActors(experiment, state, self._supervisor.given_up, self.stalls.begin)
         self._messages = WorkerMessages(
             experiment,
             launcher.takes_turns,
@@ -275,6 +277,7 @@ class Controller:
             self._last_watch = awake()
             self._losses.look()
             self.state.report.notify_all(self.launcher.notices())
+            self._enough_actors.look()
             if self.state.running and not (self.state.paused or self.state.finishing):
                 self._silence.look(self.state.members)
                 self._memory.look(self.state.members)

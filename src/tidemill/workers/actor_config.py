@@ -67,6 +67,10 @@ class ActorConfig(WorkerConfig):
     lane_restarts_within_s: seconds within which restarts are counted
     lane_fault_records: how many steps that an actor's lanes lost so are kept in the run's
         folder with what led to them and what was told, the newest ones; 0: none
+    min_running: share of the group's actors that must run for trainers to train: while
+        fewer do, since others have died (with a host that is lost, say) and their next
+        lives have not begun, trainers pause, and go on after that. None: they train on
+        what the rest sends, as far as that goes
     """
 
     order: ClassVar[int] = 6
@@ -91,6 +95,11 @@ class ActorConfig(WorkerConfig):
         "without lane_restarts: the first fault ends the run",
     )
     lane_fault_records: int = 10
+    min_running: float | None = acting(
+        None,
+        lambda actors: actors.restarts is not None,
+        "with restarts = None: the first death ends the run",
+    )
     flush_requests: int = acting(
         1,
         lambda actors: actors.ring * len(actors.agents) > 1,
@@ -108,7 +117,9 @@ class ActorConfig(WorkerConfig):
             lanes=1, ring=1, max_episode_steps=0, flush_requests=1, slots=1, lane_fault_records=0
         )
         self.check_deadlines("deadline_s")
-        self.check_above_zero("lane_restarts_within_s")
+        self.check_above_zero("lane_restarts_within_s", "min_running")
+        if self.min_running is not None:
+            self.check_shares("min_running")
         if isinstance(self.lane_restarts, int):
             self.check_least("; None has the first fault end the run", lane_restarts=1)
         elif self.lane_restarts not in ("auto", None):
@@ -160,6 +171,10 @@ class ActorConfig(WorkerConfig):
         return tuple((spec.policy, query) for spec in self.agents for query in spec.parameters.queries())
 
     def check(self, experiment: Experiment) -> None:
+        if experiment.exact_resume:
+            self.refuse_idle(
+                "min_running", "in a run with exact_resume: all of its workers begin anew together"
+            )
         if self.most_restarts == inf:
             self.refuse_idle(
                 "lane_restarts_within_s",
