@@ -151,17 +151,21 @@ def test_several_hosts_learn_what_processes_of_one_learn(
     assert [path.name for path in (tmp_path / "together").rglob("host-*")] == []  # they had nothing to say
 
 
-def test_sums_per_host_are_the_same_but_for_their_last_bits(tmp_path: Path) -> None:
+@pytest.mark.parametrize("sums", ["hosts", "torch"])
+def test_other_sums_are_the_same_but_for_their_last_bits(
+    tmp_path: Path, sums: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
     four = partial(experiment, trainers=4, actors=4)
     alone, together = (
-        weights(four(sums=sums), launch, tmp_path / sums).arrays["policy"]
-        for sums, launch in (("ranks", "processes"), ("hosts", FourTrainers))
+        weights(four(sums=how), launch, tmp_path / how).arrays["policy"]
+        for how, launch in (("ranks", "processes"), (sums, FourTrainers))
     )
     assert any(array.tobytes() != together[name].tobytes() for name, array in alone.items())
     for name, array in alone.items():
         np.testing.assert_allclose(together[name], array, rtol=1e-4, atol=1e-5)
     with pytest.raises(ConfigError, match=r"goes on in every bit, .* take sums = \"ranks\""):
-        four(sums="hosts").replace(exact_resume=True).check()
+        four(sums=sums).replace(exact_resume=True).check()
 
 
 def test_a_run_that_resumes_exactly_goes_on_in_every_bit_on_fewer_hosts_and_on_more(tmp_path: Path) -> None:

@@ -129,12 +129,17 @@ def test_a_share_goes_on_from_host_to_host(start: Callable[..., Run]) -> None:
     assert [len(kept[host]["workers"]) for host in ("runner", "b", "c")] == [3, 0, 0]
 
 
-def test_a_trainer_waits_for_an_equal_one_whose_host_is_lost(start: Callable[..., Run]) -> None:
-    run = start("equal", "TwoHosts")
+@pytest.mark.parametrize("function", ["equal", "equal_by_torch"])
+def test_a_trainer_waits_for_an_equal_one_whose_host_is_lost(
+    start: Callable[..., Run], function: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    run = start(function, "TwoHosts")
     agents(run)["b"].kill()
     wait_until(lambda: len(events(run, "lives")) == 2, 120, "the workers of that host live again")
     goes_on(run)
     assert events(run, "went back") == [] and len(events(run, "lives")) == 2
+    assert [*run.path.glob("sums-*")] == []
     ends_cleanly(run)
 
 

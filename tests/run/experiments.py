@@ -305,6 +305,14 @@ def equal() -> Experiment:
     return made.replace(workers=workers, together=("actor", "trainer"))
 
 
+def equal_by_torch() -> Experiment:
+    """Two such, whose gradients torch.distributed adds up."""
+    made = equal()
+    trainer = made.workers["trainer"].replace(algorithm=tidemill.PPO(minibatch_size=32), sums="torch")
+    policies = {"policy": tidemill.ActorCritic(hidden=(16,))}
+    return made.replace(policies=policies, workers={**made.workers, "trainer": trainer})
+
+
 def equal_with(flag: str, hangs: bool) -> Experiment:
     """Two such, one of which hangs in its environment, or lingers in an update."""
     made = equal()

@@ -9,8 +9,8 @@ waits all begin at the newest checkpoint there is.
 
 Versions of those that wait stay what they are where one has died alone: it has published
 none that they do not have (`streams.all_reduce`). Of two, of one that hangs, or where
-parts of sums may be lost on their way from a host, that cannot be said: all go on as a
-later life then, with the weights and the samples that they have.
+parts of sums may be lost on their way from a host, or within torch, that cannot be said:
+all go on as a later life then, with the weights and the samples that they have.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -25,6 +25,7 @@ from tidemill.core.thread_stacks import whereabouts
 from tidemill.run.member import Member, turn
 from tidemill.run.silence import HUNG, TIMES, in_update
 from tidemill.workers.cut_files import go_back_together
+from tidemill.workers.trainer_config import TORCH, Trainer
 
 # seconds that a trainer has to answer once an equal one has died, and while it writes a
 # checkpoint; one that is in an update has as long again and again, up to `HUNG`, or so
@@ -63,6 +64,8 @@ class EqualLives:
         policies = [] if go_back_together(experiment) else experiment.trained()
         equals = {policy: experiment.holders(policy, "sum") for policy in policies}
         self._equals = {policy: names for policy, names in equals.items() if names}
+        trainers = experiment.groups(Trainer).values()
+        self._by_torch = {config.policy for config in trainers if config.sums == TORCH}
         self.policies = self._equals.keys()
         """Those that equal trainers train."""
         self._company = {name: names for names in experiment.processes() for name in names}
@@ -159,7 +162,7 @@ class EqualLives:
             waits = [name for name in equals if name in staying]
             updates = max((answer.updates for name in waits if (answer := self._answer(name))), default=0)
             first = self._told[policy].first
-            if len(begin) > 1 or not (waits and sure):
+            if len(begin) > 1 or not (waits and sure) or policy in self._by_torch:
                 first += VERSIONS_OF_LIFE
             told = Rejoin(self._told[policy].number + 1, first, first + updates)
             self._told[policy] = told

@@ -13,6 +13,7 @@ but for that of the dead; it is undone, too, where the run is about to be broken
 """
 
 from collections.abc import Callable, Generator, Iterator, Sequence
+from pathlib import Path
 from typing import NamedTuple, Self, cast
 
 import numpy as np
@@ -28,9 +29,10 @@ from tidemill.core.clock import Clock, awake
 from tidemill.core.errors import ConfigError
 from tidemill.core.memory import Need
 from tidemill.core.schema import Array, Arrays
+from tidemill.nets.choose_device import choose_device
 from tidemill.streams.all_reduce import AllReduce, HostSums, SharedSums, SumBroken
 from tidemill.workers.base import PollResult
-from tidemill.workers.trainer_config import HOSTS, Trainer, TrainerConfig
+from tidemill.workers.trainer_config import HOSTS, RANKS, TORCH, Trainer, TrainerConfig
 
 # seconds that a trainer which is told to end, or that one has died, waits for equal ones:
 # longer than a minibatch takes, less than the controller and the supervisor wait
@@ -55,6 +57,38 @@ class CombinedCounts(NamedTuple):
     reused: float
     waiting: float
     cut: float
+
+
+def _summing(context: Context, config: TrainerConfig, names: Sequence[str], most_bytes: int) -> SharedSums:
+    """Return a trainer's part in the sums of all `names`, the largest of which has so
+    many bytes."""
+    policy, rank = config.policy, names.index(context.name)
+    how = config.sums if isinstance(config, Trainer) else RANKS
+
+    def sender(other: int) -> Producer:
+        return context.endpoints.producer(f"sums/{policy}/{context.name}/{names[other]}")
+
+    def receiver(other: int) -> Consumer:
+        return context.endpoints.consumer(f"sums/{policy}/{names[other]}/{context.name}")
+
+    def all_reduce(most_bytes: int) -> AllReduce:
+        others = [other for other in range(len(names)) if other != rank]
+        senders = {other: sender(other) for other in others}
+        return AllReduce(rank, senders, {other: receiver(other) for other in others}, most_bytes)
+
+    hosts = [context.places.get(name, "") for name in names]
+    if how == HOSTS and len({*hosts}) > 1:
+        return HostSums(rank, hosts, sender, receiver, most_bytes)
+    if how != TORCH:
+        return all_reduce(most_bytes)
+    from tidemill.streams.torch_sums import SMALL, TorchSums
+
+    if context.folder is None:
+        raise ConfigError(
+            f'sums = "{TORCH}": equal trainers meet in the run\'s folder, and this run has none'
+        )
+    device, file = choose_device(config.device, context.gpu), Path(context.folder) / f"sums-{policy}"
+    return TorchSums(all_reduce(SMALL), file, device, most_bytes, context.endpoints.bell.ring)
 
 
 class EqualTrainers:
@@ -84,7 +118,7 @@ class EqualTrainers:
         """Return those of a trainer whose algorithm was `restored` from the first one's
         checkpoint or not, and which `joins` the others so. Raises `ConfigError` for an
         algorithm that cannot have any, where there are some."""
-        policy, names = config.policy, context.experiment.holders(config.policy, "sum")
+        names = context.experiment.holders(config.policy, "sum")
         if not names:
             return cls(clock)
         if not isinstance(algorithm, DataParallel):
@@ -97,24 +131,8 @@ class EqualTrainers:
         # whoever has written it for those that live again
         if restored and (own := number(context.name) + len(names) * joins.number):
             algorithm.separate(own)
-
-        def sender(rank: int) -> Producer:
-            return context.endpoints.producer(f"sums/{policy}/{context.name}/{names[rank]}")
-
-        def receiver(rank: int) -> Consumer:
-            return context.endpoints.consumer(f"sums/{policy}/{names[rank]}/{context.name}")
-
-        own_rank = names.index(context.name)
         most = max(algorithm.largest_sum, 8 * len(CombinedCounts._fields))
-        hosts = [context.places.get(name, "") for name in names]
-        summing: SharedSums
-        if isinstance(config, Trainer) and config.sums == HOSTS and len({*hosts}) > 1:
-            summing = HostSums(own_rank, hosts, sender, receiver, most)
-        else:
-            others = [rank for rank in range(len(names)) if rank != own_rank]
-            senders = {rank: sender(rank) for rank in others}
-            receivers = {rank: receiver(rank) for rank in others}
-            summing = AllReduce(own_rank, senders, receivers, most)
+        summing = _summing(context, config, names, most)
         summing.begin(joins.number)
         return cls(clock, summing, names)
 

@@ -21,7 +21,12 @@ from tidemill.workers.version_metadata import RECORDED, field_of, settings_of, w
 # counters of samples and updates that are told with each update
 COUNTED = ("dropped", "evicted", "reused", "skipped")
 RATES = ("learning_rate", "critic_learning_rate")
-RANKS, HOSTS = "ranks", "hosts"  # in which order equal trainers add up
+RANKS, HOSTS, TORCH = "ranks", "hosts", "torch"  # how equal trainers add up
+_SUMS = {
+    RANKS: "in the order of equal trainers",
+    HOSTS: "per host first",
+    TORCH: "by torch.distributed",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -202,7 +207,9 @@ class Trainer(TrainerConfig):
         numbers, so that the weights are the same to the last bit on whatever hosts they
         are; "hosts": those of each host first, one of whom exchanges that with the other
         hosts, which takes less of the network (of n trainers on each host 1 ÷ n²), and
-        on other hosts ends in other last bits. Of one host both are the same
+        on other hosts ends in other last bits; of one host both are the same. "torch": by
+        torch.distributed, gloo on cores and NCCL on GPUs, whose connections are neither
+        encrypted nor asked who they are
     """
 
     retired: ClassVar[dict[str, tuple[Any, str]]] = {
@@ -228,10 +235,10 @@ class Trainer(TrainerConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.check_least(batch_size=1, max_policy_lag=0)
-        if self.sums not in (RANKS, HOSTS):
+        if self.sums not in _SUMS:
+            known = ", ".join(f'"{name}" ({how})' for name, how in _SUMS.items())
             raise ConfigError(
-                f'sums = {self.sums!r} is neither "{RANKS}", in the order of equal trainers, nor "{HOSTS}", '
-                f"per host first; {did_you_mean(str(self.sums), (RANKS, HOSTS))}"
+                f"sums = {self.sums!r} is none of {known}; {did_you_mean(str(self.sums), _SUMS)}"
             )
         if self.buffer.replays:
             raise ConfigError(
@@ -248,10 +255,10 @@ class Trainer(TrainerConfig):
 
     def check(self, experiment: Experiment) -> None:
         super().check(experiment)
-        if self.sums == HOSTS and experiment.exact_resume:
+        if self.sums != RANKS and experiment.exact_resume:
             raise ConfigError(
-                f'sums = "{HOSTS}" ends in other last bits where trainers stand on other hosts, and a run '
-                f'with exact_resume goes on in every bit, wherever it is resumed: take sums = "{RANKS}"'
+                f'sums = "{self.sums}" ends in other last bits where trainers stand on other hosts, and a '
+                f'run with exact_resume goes on in every bit, wherever it is resumed: take sums = "{RANKS}"'
             )
 
     @classmethod
