@@ -297,7 +297,8 @@ def running(
 
 def measure_sleepers(hosts: int, lanes: int, seconds: float) -> dict[str, float]:
     """Return what so many hosts reach, and what the rest of it costs."""
-    with running(hosts, "sleeping", HOSTS=str(hosts), LANES=str(lanes)) as (_, run):
+    many = {"HOSTS": str(hosts), "LANES": str(lanes)}
+    with running(hosts, "sleeping", launcher="OneCoreEach", **many) as (_, run):
         run.await_seconds(STARTUP_S)
         runner = psutil.Process(run.main.pid)
         before, at = sum(runner.cpu_times()[:2]), time.monotonic()

@@ -53,6 +53,19 @@ class Networked(HostsLauncher):
         return CommandEngine(hosts, own)
 
 
+class OneCoreEach(Networked):
+    """The same, where each host has one core of this machine's, in turn."""
+
+    def bring(self, hosts: dict[str, CommandHost], own: str) -> HostEngine:
+        """See `Networked`."""
+        cores = sorted(os.sched_getaffinity(0))
+        with_core = {
+            name: replace(host, command=(*host.command, "taskset", "-c", str(cores[i % len(cores)])))
+            for i, (name, host) in enumerate(hosts.items())
+        }
+        return CommandEngine(with_core, own)
+
+
 class Returning(Networked):
     """The same, and hosts whose agents have ended come back."""
 
