@@ -122,6 +122,13 @@ class OneCore(HostsLauncher):
         return CommandEngine({"b": CommandHost(LOOPBACK, cores=1)})
 
 
+class TrainerOnB(TwoHosts):
+    """The trainer stands on the other host."""
+
+    def __init__(self) -> None:
+        super().__init__({"trainer": "b"})
+
+
 class ActorOnB(TwoHosts):
     """An actor stands on the other host, however many cores there are."""
 

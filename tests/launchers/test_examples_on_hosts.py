@@ -30,6 +30,7 @@ KINDS = {
     "hybrid_actions.py": "experiment",
     "simulator.py": "reach",
     "own_algorithm.py": "experiment",
+    "own_network.py": "experiment",
     "own_worker.py": "experiment",
 }
 

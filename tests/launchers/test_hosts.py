@@ -161,7 +161,8 @@ def test_other_sums_are_the_same_but_for_their_last_bits(
         weights(four(sums=how), launch, tmp_path / how).arrays["policy"]
         for how, launch in (("ranks", "processes"), (sums, FourTrainers))
     )
-    assert any(array.tobytes() != together[name].tobytes() for name, array in alone.items())
+    if sums == "hosts":
+        assert any(array.tobytes() != together[name].tobytes() for name, array in alone.items())
     for name, array in alone.items():
         np.testing.assert_allclose(together[name], array, rtol=1e-4, atol=1e-5)
     with pytest.raises(ConfigError, match=r"goes on in every bit, .* take sums = \"ranks\""):
@@ -446,6 +447,7 @@ def test_a_module_that_is_installed_on_the_runner_s_host_alone_is_named(
     assert done.returncode == 1 and error.startswith("error: host b cannot start its workers: ")
     assert "No module named 'only_here'; what is installed here must be installed there" in error
     assert not (hidden / "run").exists()
+    wait_until(lambda: not agents_of(psutil.Process().children(recursive=True)), 60, "nothing is left")
 
 
 def test_hosts_tell_whether_they_see_the_run_s_folder(hidden: Path) -> None:
@@ -463,6 +465,7 @@ def test_a_folder_that_a_host_must_see_and_does_not_is_named(hidden: Path) -> No
     launch, made = f"{LAUNCHERS}:BlindHost", experiment(updates=2, trainers=2)
     with pytest.raises(RunError, match=r"host b cannot.*is not seen there, and trainer-1 must read"):
         train(made, launch=launch, layout="given", run_dir=hidden / "run", quiet=True)
+    wait_until(lambda: not psutil.Process().children(recursive=True), 60, "nothing is left")
 
 
 class Judged(BlindHost):

@@ -38,7 +38,7 @@ from tidemill.run.events import read_events
 from tidemill.run.folder import RunFolder
 from tidemill.run.run_control import RunControl
 from tidemill.run.status import read_status
-from tidemill.store.checkpoint import read_newest
+from tidemill.store.checkpoint import checkpoints, read_newest
 from tidemill.store.fence import EPOCHS
 from tidemill.training.check_resume import compare
 
@@ -155,6 +155,30 @@ def test_sums_per_host_go_on_once_one_lives_again_for_which_others_wait_by_way_o
     wait_until(lambda: len(events(run, "lives")) == 6, 120, "the workers of that host live again")
     goes_on(run)
     assert events(run, "went back") == [] and len(events(run, "lives")) == 6
+    ends_cleanly(run)
+
+
+def test_trainers_wait_while_too_few_actors_run_since_their_host_is_lost(start: Callable[..., Run]) -> None:
+    run = start("cartpole", "ActorOnB", settings=("actor.min_running=1.0",))
+    agents(run)["b"].kill()
+    wait_until(lambda: len(events(run, "lives")) == 1, 120, "the actor of that host lives again")
+    goes_on(run)
+    ends_cleanly(run)
+    told = [event.cause for event in events(run, "told") if "actors" in event.cause]
+    assert told[0] == "0 of 1 actors of actor run, and 1 must (min_running = 1): trainers wait until they do"
+    assert len(told) == 2 and told[1].startswith("enough actors run again: trainers go on, after ")
+
+
+def test_a_trainer_whose_host_is_lost_goes_on_from_its_newest_checkpoint(start: Callable[..., Run]) -> None:
+    run = start("cartpole", "TrainerOnB")
+    saved = run.path / "checkpoints" / "policy"
+    wait_until(lambda: bool(checkpoints(saved)), 60, "its first checkpoint")
+    agents(run)["b"].kill()
+    wait_until(lambda: len(events(run, "lives")) == 1, 120, "it lives again, on the runner's host")
+    goes_on(run)
+    wait_until(lambda: homes(run)["trainer-0"] == "runner", 60, "it is told where")
+    (back,) = events(run, "went back")
+    assert back.worker == "trainer-0"
     ends_cleanly(run)
 
 

@@ -31,10 +31,10 @@ class Told:
     def __init__(self, run: Run, network: Network) -> None:
         self.run, self._network = run, network
 
-    def order(self, host: int, word: str) -> str:
+    def order(self, host: int, word: str, *options: str) -> str:
         """Return what the command says."""
         with self._network.on(host):
-            done = CliRunner().invoke(app, [word, str(self.run.path)])
+            done = CliRunner().invoke(app, [word, str(self.run.path), *options])
         assert done.exit_code == 0, done.output
         return done.stdout.strip()
 
@@ -104,5 +104,8 @@ def test_a_run_is_paused_saved_and_stopped_from_either_host(told: Told) -> None:
     assert (summary["status"], summary["reason"]) == ("completed", "tidemill stop")
     assert told.saved() == summary["updates"] == told.updates()
     ended = told.order(1, "status")
+    assert "episodes" in told.order(1, "eval", "--episodes", "1")
+    told.order(1, "plot", "--out", str(run.folder / "plot.png"))
+    assert (run.folder / "plot.png").stat().st_size > 1000
     assert "tidemill stop" in ended and re.search(r"^runner .* trainer-0, actor-0, server-0$", ended, re.M)
     run.nothing_is_left()

@@ -28,6 +28,7 @@ from tidemill import resume, train
 from tidemill.core.errors import ConfigError, RunError
 from tidemill.launchers.examine_cluster import examine_cluster
 from tidemill.launchers.table import make_launcher, with_options
+from tidemill.store.checkpoint import read_newest
 from tidemill.training.check_resume import compare
 
 if importlib.util.find_spec("ray") is None:  # which takes long to import
@@ -140,7 +141,9 @@ def test_hosts_that_ray_gives_learn_what_processes_of_one_learn(ray: str, tmp_pa
 def test_hosts_that_ray_gives_are_looked_over(ray: str, tmp_path: Path) -> None:
     launch = with_options("ray", {"address": ray})
     found = {finding.name: finding for finding in examine_cluster(launch, tmp_path)}
-    assert found["Ray's token"].message == "it is asked for, and stands in RAY_AUTH_TOKEN"
+    message = found["Ray's token"].message
+    assert message.startswith("it is asked for, and stands in RAY_AUTH_TOKEN. Ray itself encrypts nothing")
+    assert message.endswith("keys of hosts are as safe as its network")
     assert found["hosts"].message.startswith("2: runner, ") and found["folder"].level == "ok"
     (line,) = (finding for name, finding in found.items() if name.startswith("runner – "))
     assert "MB/s, encrypted; round trip" in line.message
@@ -173,7 +176,7 @@ def events(run: Run) -> str:
 
 
 def test_a_host_whose_agent_ends_is_taken_in_again_and_ray_keeps_nothing_of_a_run_that_was_killed(
-    run: Callable[[], Run],
+    run: Callable[[], Run], ray: str
 ) -> None:
     begun = run()
     (own,) = agents()
@@ -190,6 +193,10 @@ def test_a_host_whose_agent_ends_is_taken_in_again_and_ray_keeps_nothing_of_a_ru
     wait_until(lambda: events(begun).count('"lives"') >= max(before, 2), 100, "its workers live there")
     assert len(ours()) >= 3
     os.kill(begun.main.pid, signal.SIGKILL)
+    wait_until(lambda: not ours(), 60, "nothing is left")
+    done = int(read_newest(begun.path / "checkpoints" / "policy").facts["updates"])
+    again = resume(begun.path, limits={"updates": done + 3}, options={"address": ray}, quiet=True)
+    assert again.summary["updates"] == done + 3
     wait_until(lambda: not ours(), 60, "nothing is left")
 
 
@@ -225,6 +232,7 @@ def test_a_ray_that_is_gone_leaves_the_runner_s_host(run: Callable[[], Run]) -> 
     [
         ({"hosts": 7}, "the cluster has 2 that have cores for workers"),
         ({"address": "ray://127.0.0.1:10001"}, "ray job submit"),
+        ({"address": "http://127.0.0.1:8265"}, "ray job submit"),
         ({"address": "127.0.0.1"}, "write HOST:PORT"),
         ({"address": "127.0.0.1:1"}, "nobody answers at 127.0.0.1:1"),
     ],
@@ -234,6 +242,7 @@ def test_what_ray_cannot_give_is_said(ray: str, options: dict[str, Any], said: s
     with pytest.raises(RunError, match=said):
         train(experiment(), launch=launch, layout="given", run_dir=tmp_path / "run", quiet=True)
     assert not (tmp_path / "run" / "checkpoints").exists()
+    wait_until(lambda: not ours(), 60, "nothing is left")
 
 
 def test_a_ray_that_whoever_likes_reaches_is_refused_wherever_it_was_found(

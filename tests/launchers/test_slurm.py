@@ -1,16 +1,18 @@
-"""Jobs of Slurm: their script, and, where there is a Slurm, a run on two of its nodes."""
+"""Jobs of Slurm: their script, and a run on two nodes of one that is brought up here."""
 
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+import tempfile
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from benchmarks.slurm_nodes import NotUp, Slurm, lacking
+from tests.hosts.hosts import needs_namespaces, networked
 from tests.run.watching import EXPERIMENTS, wait_until
 from typer.testing import CliRunner
 
@@ -19,6 +21,7 @@ from tidemill.core.errors import ConfigError, RunError, TidemillError
 from tidemill.launchers import slurm, slurm_job
 from tidemill.launchers.slurm_job import WATCH, SlurmJob, script
 from tidemill.launchers.table import make_launcher
+from tidemill.run.folder import RunFolder
 
 JOB = SlurmJob(Path("/runs/cart"), ["train", "CartPole-v1"], ["resume", "/runs/cart"], ["policy"], 4)
 RESUMED = SlurmJob(Path("/runs/cart"), ["resume", "/runs/cart", "--max-steps", "9"])
@@ -469,17 +472,54 @@ def test_a_run_that_is_begun_anew_leaves_the_job_its_files(tmp_path: Path) -> No
     assert f"set -- {' '.join(words)}\n" in text and "--anew" not in text
 
 
-@pytest.mark.skipif(shutil.which("sbatch") is None, reason="there is no Slurm here")
-def test_a_job_of_two_nodes_trains_and_is_followed(tmp_path: Path) -> None:
-    if subprocess.run(["sinfo"], capture_output=True).returncode:
-        pytest.skip("Slurm's controller does not answer")
+@pytest.fixture
+def slurm_nodes() -> Iterator[tuple[Slurm, Sequence[str]]]:
+    """A Slurm of two nodes, and the words before a command where jobs are submitted."""
+    if why := lacking():
+        needs_namespaces(why)
+    with networked(3) as network:
+        try:
+            nodes = Slurm(network)
+        except NotUp as error:
+            needs_namespaces(str(error))
+        try:
+            yield nodes, network.command(0)
+        finally:
+            nodes.close()
+
+
+def test_a_job_of_two_nodes_trains_and_is_followed(slurm_nodes: tuple[Slurm, Sequence[str]]) -> None:
+    nodes, head = slurm_nodes
+    with tempfile.TemporaryDirectory(dir="/var/tmp") as folder:  # each node has a /dev/shm of its own
+        _trains_and_is_followed(nodes, head, Path(folder))
+
+
+def test_a_job_whose_nodes_do_not_see_the_run_s_folder_says_so(
+    slurm_nodes: tuple[Slurm, Sequence[str]],
+) -> None:
+    nodes, head = slurm_nodes
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
+        words = ["train", "CartPole-v1", "--launch", "slurm", "--hosts", "2", "--run-dir", "run"]
+        done = subprocess.run(
+            [*head, sys.executable, "-m", "tidemill.cli.main", *words],
+            cwd=folder, capture_output=True, text=True, timeout=240, env=os.environ | nodes.variables,
+        )  # fmt: skip
+        log = Path(folder) / "run" / slurm_job.LOG
+        said = f"job 1 ended with status 1 and wrote nothing into {log}: its nodes may not see that folder"
+        assert done.returncode == 1 and f"error: {said}" in done.stderr, done.stdout + done.stderr
+    wait_until(lambda: not nodes.left(), 60, "nothing is left on the nodes")
+
+
+def _trains_and_is_followed(nodes: Slurm, head: Sequence[str], tmp_path: Path) -> None:
     done = subprocess.run(
         [
-            sys.executable, "-m", "tidemill.cli.main", "train", "CartPole-v1", "--launch", "slurm", "--hosts",
-            "2", "--cpus-per-host", "1", "--layout", "given", "--max-steps", "30000", "--set",
+            *head, sys.executable, "-m", "tidemill.cli.main", "train", "CartPole-v1", "--launch", "slurm",
+            "--hosts", "2", "--cpus-per-host", "1", "--layout", "given", "--max-steps", "30000", "--set",
             "workers.actor.count=2", "--run-dir", "run",
         ],
-        cwd=tmp_path, capture_output=True, text=True, timeout=240,
+        cwd=tmp_path, capture_output=True, text=True, timeout=240, env=os.environ | nodes.variables,
     )  # fmt: skip
     assert done.returncode == 0 and "completed" in done.stdout, done.stdout + done.stderr
     assert (tmp_path / "run" / slurm_job.JOB).read_text().strip().isdecimal()
+    assert RunFolder.open(tmp_path / "run").read("placement.json").keys() > {"runner"}
+    wait_until(lambda: not nodes.left(), 60, "nothing is left on the nodes")

@@ -126,6 +126,14 @@ def test_one_that_was_not_read_since_a_callback_is_not_silent() -> None:
         assert len(watched.told) == 1 and len(watched.hung) == 1
 
 
+def test_who_hangs_beside_a_trainer_that_pauses_is_told() -> None:
+    """Until enough actors run."""
+    watched = Watched(IN_ENVIRONMENT)
+    watched.members["trainer-0"].state = State.PAUSED
+    watched.after(9.0)
+    assert watched.told and "actor-0, trainer-0 is silent for 9 s" in watched.told[0]
+
+
 @pytest.mark.parametrize("changed", ["saving", "paused", "slow", "begins"])
 def test_silence_that_is_known_is_not_told(changed: str) -> None:
     watched = Watched(IN_ENVIRONMENT)

@@ -135,6 +135,27 @@ def test_where_one_dies_sums_are_whole_or_broken_and_all_begin_anew(
     assert finished == [number + 4 for number in before]
 
 
+def test_who_has_broken_off_brings_nothing_more_by_whatever_it_sends() -> None:
+    """The first rank of the other host has heard from the first one that it brings no
+    more; what it sends by mistake then is no sum."""
+    group = trainers(4, 64, "aabb")
+    arrays = [np.full(4, 10.0**rank) for rank in range(4)]
+    going = {rank: group[rank].add(arrays[rank]) for rank in (0, 2, 3)}  # 1 has died
+    for _ in range(4):
+        assert [next(each, "done") for each in going.values()] == [None] * 3
+    group[0].lost.add(1)
+    with pytest.raises(SumBroken):
+        next(going[0])
+    group[0].break_off()
+    with pytest.raises(SumBroken):
+        next(going[2])
+    group[2].break_off()
+    next(group[2].add(np.full(4, 7.0)))
+    with pytest.raises(SumBroken):
+        next(going[3])
+    assert (arrays[3] == 1100).all()  # what its host brings
+
+
 def test_what_is_too_large_is_refused() -> None:
     first, _ = trainers(2, 64)
     with pytest.raises(SchemaError, match="72 bytes is larger than the largest, of 64"):

@@ -200,6 +200,25 @@ class Group:
         return [worker.state for worker in self.workers]
 
 
+def test_one_stays_once_another_brings_no_more_and_answers_when_it_is_told_why() -> None:
+    group = Group(3)
+    group.send(0, 1.0)
+    group.turns(3)
+    group.workers[1].learner.equal_trainers.break_off()  # it has heard that 2 has died
+    for _ in range(3):
+        group.turns(3)
+        assert group.workers[0].learner.equal_trainers.lost and group.answers(0) == []
+    assert all(producer.free() == 3 for producer in group.producers[:1])  # its batch is still there
+    group.tell(Stay(7, ("trainer-2",)), to=0)
+    group.turns(1)
+    assert [answer.number for answer in group.answers(0)] == [7]
+    group.live_again(2, Rejoin(1, 0, 0))
+    group.send(1, 1.0)
+    group.send(2, 1.0)
+    group.turns()
+    assert group.weights() == [1, 1, 1]
+
+
 def test_all_take_the_same_step_down_the_mean_of_all_rows() -> None:
     group = Group(3)
     for i, (reward, rows) in enumerate([(1.0, ROWS), (2.0, ROWS), (6.0, 3)]):

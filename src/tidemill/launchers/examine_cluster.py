@@ -119,15 +119,16 @@ def _authentication(address: str) -> Iterator[Finding]:
         )
         return
     path = token_file()
+    safe = "Ray itself encrypts nothing, but with its TLS: keys of hosts are as safe as its network"
     if os.environ.get("RAY_AUTH_TOKEN"):
-        yield Finding("Ray's token", "ok", "it is asked for, and stands in RAY_AUTH_TOKEN")
+        yield Finding("Ray's token", "ok", f"it is asked for, and stands in RAY_AUTH_TOKEN. {safe}")
     elif not path.is_file():
         cure = "copy that of Ray's head there, mode 0600, and export RAY_AUTH_MODE=token"
         yield Finding("Ray's token", "fail", f"there is none: neither RAY_AUTH_TOKEN nor {path}", cure)
     elif stat.S_IMODE(path.stat().st_mode) & 0o77:
         yield Finding("Ray's token", "warn", f"others may read {path}", f"chmod 600 {path}")
     else:
-        yield Finding("Ray's token", "ok", f"it is asked for, and only you may read {path}")
+        yield Finding("Ray's token", "ok", f"it is asked for, and only you may read {path}. {safe}")
 
 
 def _login_node() -> Iterator[Finding]:

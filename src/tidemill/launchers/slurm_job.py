@@ -292,7 +292,7 @@ def follow(run: Path, number: str, told: int = 0) -> int:
     """Show what a job writes until it is over, and return its exit status. Ctrl-C asks it
     to end with a checkpoint; a second one leaves it running. `told`: bytes of the log
     that are of jobs before, and not shown. Raises `RunError` where Slurm does not answer
-    for minutes."""
+    for minutes, and where the job fails without a word."""
     asked, shown, before, status, answered = False, "", told, None, monotonic()
     while True:
         try:
@@ -315,6 +315,12 @@ def follow(run: Path, number: str, told: int = 0) -> int:
                 while monotonic() < until:
                     told = _show(run / LOG, told)
                     sleep(_LOOK_S)
+            if status and told == before and not asked:
+                raise RunError(
+                    f"job {number} ended with status {status} and wrote nothing into {run / LOG}: its nodes "
+                    "may not see that folder, which they must (--run-dir, where all hosts see it, and not in "
+                    f"/tmp or /dev/shm); what Slurm knows of it: scontrol show job {number}"
+                )
             return status
         except KeyboardInterrupt:
             if asked:

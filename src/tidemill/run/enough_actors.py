@@ -41,7 +41,7 @@ class EnoughActors:
         """Have trainers pause, or go on. While the run is paused, or ends, they are told
         nothing: who goes on from a pause is looked at again."""
         state = self._state
-        if not self._shares or not state.running or state.paused or state.reason:
+        if not self._shares or state.phase != "running":
             self._paused.clear()
             return
         trainers = {name: member for name, member in state.members.items() if member.config.limited}
@@ -73,7 +73,8 @@ class EnoughActors:
                 if group_of(name) == group and name not in self._given_up
             }
             run = sum(m.state in _RUN and not (m.buried or m.reviving) for m in members.values())
-            if run < (least := ceil(share * len(members) - 1e-9)):
+            # at least one, unless all are given up
+            if run < (least := ceil(max(share * len(members) - 1e-9, min(len(members), 1)))):
                 of = f"{run} of {len(members)} actors of {group} run"
                 return f"{of}, and {least} must (min_running = {share:g})"
         return ""

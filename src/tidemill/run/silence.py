@@ -90,7 +90,10 @@ class SilenceWatch:
         before, self._looked = self._looked, awake()
         for names in self._processes:
             group = {name: members[name] for name in names}
-            running = all(m.state is State.RUNNING and not m.buried for m in group.values())
+            # trainers of a run that goes on may pause, until enough actors run
+            those = [m for m in group.values() if not (m.config.limited and m.state is State.PAUSED)]
+            running = bool(those) and all(m.state is State.RUNNING for m in those)
+            running = running and not any(m.buried for m in group.values())
             saves = any(member.saving for member in group.values())
             if not running or (saves and not self._condition(names[0])):  # one that is stopped saves nothing
                 self._silent.pop(names[0], None)

@@ -22,10 +22,20 @@ from tidemill.api.transport import Consumer, Producer
 from tidemill.core.errors import SchemaError
 from tidemill.core.schema import Array, Arrays, Field
 
-# A peer may be one message ahead, never two: nobody finishes a sum before all have begun
-# it. To another host what was given back comes a little later, and is waited for.
+# Nobody finishes a sum before all have begun it: a peer may be a message ahead. Who is
+# further, since what was given back comes later from another host, or a sum is handed on,
+# waits for room.
 SLOTS = 2
 WHOLE = 1 << 18  # bytes up to which everybody adds up everything: one exchange instead of two
+
+
+def check_size(array: Array, most_bytes: int) -> None:
+    """Raise `SchemaError` for an array of more bytes than the largest."""
+    if array.nbytes > most_bytes:
+        raise SchemaError(
+            f"a sum of {array.nbytes} bytes is larger than the largest, of {most_bytes}: raise the "
+            "algorithm's `largest_sum`"
+        )
 
 
 class SumBroken(Exception):
@@ -72,7 +82,7 @@ class SharedSums(ABC):
     @abstractmethod
     def break_off(self) -> None:
         """Tell the others, as far as there is room, that this one brings no more until
-        all begin anew: who waits for it need not know of the death that it waits for."""
+        all begin anew: who waits for it may not have heard yet that somebody has died."""
 
 
 class AllReduce(SharedSums):
@@ -129,11 +139,7 @@ class AllReduce(SharedSums):
     def add(self, array: Array) -> Iterator[None]:
         """See `SharedSums.add`. All add in the order of ranks, so that rounding is
         everywhere the same."""
-        if array.nbytes > self._most:
-            raise SchemaError(
-                f"a sum of {array.nbytes} bytes is larger than the largest, of {self._most}: raise the "
-                "algorithm's `largest_sum`"
-            )
+        check_size(array, self._most)
         flat = array.reshape(-1)
         count = self.peers + 1
         if array.nbytes <= WHOLE:
@@ -217,7 +223,7 @@ class AllReduce(SharedSums):
             self._come[rank] = slot
             if slot["number"] == ~self._number:
                 self._broken_off.add(rank)
-            if slot["number"] != self._number:
+            if slot["number"] != self._number or rank in self._broken_off:
                 self._release(rank)
         return rank in self._come
 

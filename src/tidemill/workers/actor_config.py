@@ -69,8 +69,10 @@ class ActorConfig(WorkerConfig):
         folder with what led to them and what was told, the newest ones; 0: none
     min_running: share of the group's actors that must run for trainers to train: while
         fewer do, since others have died (with a host that is lost, say) and their next
-        lives have not begun, trainers pause, and go on after that. None: they train on
-        what the rest sends, as far as that goes
+        lives have not begun, all trainers pause, which counts as no time of training, and
+        go on after that. Actors without whom the run goes on do not count. Inline and in
+        threads nobody lives again. None: they train on what the rest sends, as far as
+        that goes
     """
 
     order: ClassVar[int] = 6

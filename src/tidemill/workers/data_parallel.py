@@ -6,10 +6,10 @@ at the end (another hangs, say) ends without them.
 Whatever decides how weights change (rows, moments of advantages, each minibatch's
 gradient, statistics of normalisers) is yielded by the algorithm
 (`DataParallel.parallel_update`) and summed (`streams.all_reduce`): n trainers on n parts
-of a batch do what one does on the whole. Before each update they
-agree on who is to end, so that all end at one update. An update that cannot be finished,
-since one of them has died in it, is undone, and done again by all with the same batches,
-but for that of the dead; it is undone, too, where the run is about to be broken off.
+of a batch do what one does on the whole. Before each update they agree on who is to end,
+so that all end at one update. An update that cannot be finished, since one of them has
+died in it, is undone, and done again by all with the same batches, but for that of the
+dead; it is undone, too, where the run is about to be broken off.
 """
 
 from collections.abc import Callable, Generator, Iterator, Sequence
@@ -85,7 +85,8 @@ def _summing(context: Context, config: TrainerConfig, names: Sequence[str], most
 
     if context.folder is None:
         raise ConfigError(
-            f'sums = "{TORCH}": equal trainers meet in the run\'s folder, and this run has none'
+            f'sums = "{TORCH}": equal trainers meet in the run\'s folder, and this one keeps none; take '
+            f'sums = "{RANKS}"'
         )
     device, file = choose_device(config.device, context.gpu), Path(context.folder) / f"sums-{policy}"
     return TorchSums(all_reduce(SMALL), file, device, most_bytes, context.endpoints.bell.ring)
@@ -98,6 +99,7 @@ class EqualTrainers:
     def __init__(self, clock: Clock, summing: SharedSums | None = None, names: Sequence[str] = ()) -> None:
         self._clock, self._summing, self._names = clock, summing, names
         self._met_at = 0.0  # when they last met, or this one began to end
+        self._apart = False  # it has broken off, until all begin anew
         # parameters and the algorithm's state, while an update is half done
         self._before: tuple[Arrays, Arrays] | None = None
         self.stands_in = False
@@ -245,12 +247,19 @@ class EqualTrainers:
 
     @property
     def lost(self) -> bool:
-        """True while some are dead."""
+        """True while some are dead, which this one was told, or another one has told it
+        that it brings no more."""
+        return self._apart or self.told_lost
+
+    @property
+    def told_lost(self) -> bool:
+        """True while some are dead, as this one was told."""
         return self._summing is not None and bool(self._summing.lost)
 
     def break_off(self) -> None:
-        """Tell the others that this one brings no more until all begin anew."""
+        """Bring no more until all begin anew, and tell the others."""
         if self._summing is not None:
+            self._apart = True
             self._summing.break_off()
 
     def stand_in(self) -> None:
@@ -261,7 +270,7 @@ class EqualTrainers:
         """Begin anew with all others, who live again. `sums`: see `Rejoin.number`."""
         if self._summing is not None:
             self._summing.begin(sums)
-            self.stands_in, self._met_at = False, awake()
+            self._apart, self.stands_in, self._met_at = False, False, awake()
 
     # ---- the end -----------------------------------------------------------------------
 
@@ -289,6 +298,8 @@ class EqualTrainers:
     def _word(self) -> Iterator[PollResult]:
         if self._summing is not None:
             for _ in self._summing.word():
+                if self.lost and awake() - self._met_at > LEAVE_ALONE:
+                    raise SumBroken
                 yield PollResult()
             self._met_at = awake()
 

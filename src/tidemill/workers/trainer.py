@@ -325,7 +325,8 @@ class TrainerWorker(Worker):
         """Stay as this trainer is until those that have died live again."""
         self._stays = True
         self.learner.equal_trainers.break_off()
-        self._answer()
+        if self.learner.equal_trainers.told_lost:  # else that is on its way
+            self._answer()
         self.clock.enter("wait")
         while self.learner.equal_trainers.lost:
             yield PollResult()

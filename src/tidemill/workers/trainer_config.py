@@ -209,7 +209,7 @@ class Trainer(TrainerConfig):
         hosts, which takes less of the network (of n trainers on each host 1 ÷ n²), and
         on other hosts ends in other last bits; of one host both are the same. "torch": by
         torch.distributed, gloo on cores and NCCL on GPUs, whose connections are neither
-        encrypted nor asked who they are
+        encrypted nor authenticated
     """
 
     retired: ClassVar[dict[str, tuple[Any, str]]] = {
@@ -255,10 +255,10 @@ class Trainer(TrainerConfig):
 
     def check(self, experiment: Experiment) -> None:
         super().check(experiment)
-        if self.sums != RANKS and experiment.exact_resume:
+        if self.sums != RANKS and self.count > 1 and experiment.exact_resume:
             raise ConfigError(
-                f'sums = "{self.sums}" ends in other last bits where trainers stand on other hosts, and a '
-                f'run with exact_resume goes on in every bit, wherever it is resumed: take sums = "{RANKS}"'
+                f'sums = "{self.sums}" does not add up in the same order wherever trainers stand, and a run '
+                f'with exact_resume goes on in every bit, wherever it is resumed: take sums = "{RANKS}"'
             )
 
     @classmethod
