@@ -19,9 +19,9 @@ train: .venv/ready-to-train
 check: static
 	$(BIN)/pytest -n 2 tests/api tests/core tests/algorithms tests/nets tests/replay tests/transports tests/streams
 
-# One process more than the two cores of continuous integration: a third of the suite's time is waiting.
+# Two processes more than the two cores of continuous integration: a third of the suite's time is waiting.
 test: static
-	$(BIN)/pytest -n 3 --dist worksteal
+	$(BIN)/pytest -n 4 --dist worksteal
 
 # Each of them keeps one core busy.
 static: .venv/ready-to-test

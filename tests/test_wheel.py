@@ -10,6 +10,7 @@ from pathlib import Path
 from zipfile import ZipFile
 
 import pytest
+from tests.made_once import made_once, shared_folder
 
 ROOT = Path(__file__).parents[1]
 
@@ -32,7 +33,9 @@ def build(folder, compiler):
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory):
     """Its native core is compiled without optimisation, in a tenth of the time."""
-    return build(tmp_path_factory.mktemp("wheel"), 'exec cc "$@" -O0')
+    folder = shared_folder(tmp_path_factory) / "wheel"
+    (built,) = made_once(folder, lambda there: build(there, 'exec cc "$@" -O0')).glob("*.whl")
+    return built
 
 
 def test_the_metadata_say_who_what_and_under_which_licence_and_no_link_leads_into_a_checkout(wheel):

@@ -419,6 +419,7 @@ def test_the_synthetic_experiments_are_sound(name: str) -> None:
     load_attribute(f"{file}:{name}", "experiment")().check()
 
 
+@pytest.mark.usefixtures("one_core")
 def test_what_cannot_be_measured_is_refused() -> None:
     with pytest.raises(ConfigError, match="--seconds 0"):
         bench(experiment(Gymnasium(id="CartPole-v1")), seconds=0)
@@ -451,6 +452,7 @@ class Broken(gymnasium.Env):
 """
 
 
+@pytest.mark.usefixtures("one_core")
 def test_an_environment_that_raises_is_told_in_a_line_and_what_it_started_ends(tmp_path: Path) -> None:
     (tmp_path / "broken.py").write_text(BROKEN)
     with pytest.raises(RunError, match=r"bare costs ended with status 1: ValueError: the ball is lost$"):

@@ -1,6 +1,5 @@
 """Compilers of the simulator's ends, and the C programs that the tests drive."""
 
-import fcntl
 import os
 import shutil
 import subprocess
@@ -9,6 +8,7 @@ from hashlib import sha256
 from pathlib import Path
 
 import pytest
+from tests.made_once import made_once, shared_folder
 
 from tidemill.bridge.world_side.language_files import sources_folder
 
@@ -46,21 +46,7 @@ def mono() -> str:
 
 @pytest.fixture(scope="session")
 def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder that all processes of these tests share."""
-    own = tmp_path_factory.getbasetemp()
-    return own.parent if "PYTEST_XDIST_WORKER" in os.environ else own
-
-
-def made_once(folder: Path, make: Callable[[Path], object]) -> Path:
-    """Return the folder with what `make` puts there: one process calls it, the others
-    wait."""
-    with open(f"{folder}.lock", "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not (folder / "made").exists():
-            folder.mkdir(exist_ok=True)
-            make(folder)
-            (folder / "made").touch()
-    return folder
+    return shared_folder(tmp_path_factory)
 
 
 def run(*command: str | Path) -> None:

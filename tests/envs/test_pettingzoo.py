@@ -121,7 +121,7 @@ letters = st.text("oh.DTdt", min_size=1, max_size=7)
     st.integers(1, 2),
     st.booleans(),
 )
-@settings(max_examples=40, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much])
+@settings(max_examples=25, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much])
 def test_rows_of_parallel_agents_that_die_appear_late_leave_and_return(others, length, end, lanes, split):
     script = ["o" * length + end, *others]
     try:
@@ -170,7 +170,7 @@ words = st.builds(lambda kind, player: f"{kind}{player}", st.sampled_from("DT++"
     st.integers(1, 2),
     st.booleans(),
 )
-@settings(max_examples=40, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=25, suppress_health_check=[HealthCheck.too_slow])
 def test_rows_of_agents_that_act_in_turn(events, there, cuts, lanes, split):
     kwargs = {"there": tuple(range(there)), "cuts": cuts}
     books = [

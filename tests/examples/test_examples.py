@@ -31,15 +31,20 @@ def run(name, folder, steps, function="experiment", lanes=None, **limits):
     return result.summary, [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
-LEARNT = {  # by how much the return rises, and an observation
-    "own_environment.py": (0.3, np.zeros(3, np.float32)),
-    "own_network.py": (20, np.zeros(4, np.float32)),
-    "own_algorithm.py": (20, np.zeros(4, np.float32)),
-    "policy_workers.py": (20, np.zeros(4, np.float32)),
-    "masked_cartpole.py": (20, np.zeros(2, np.float32)),
-    "repeat_previous.py": (0.05, 3),
-    "impala.py": (20, np.zeros(4, np.float32)),
-    "hybrid_actions.py": (8, {"lie": np.zeros(3, np.float32), "action_mask": np.ones(3, np.int8)}),
+LEARNT = {  # by how much the return rises (seen: by a third more than that, at least), in how
+    # many steps, and an observation
+    "own_environment.py": (0.3, 12_000, np.zeros(3, np.float32)),
+    "own_network.py": (20, 32_000, np.zeros(4, np.float32)),
+    "own_algorithm.py": (20, 24_000, np.zeros(4, np.float32)),
+    "policy_workers.py": (20, 40_000, np.zeros(4, np.float32)),
+    "masked_cartpole.py": (20, 40_000, np.zeros(2, np.float32)),
+    "repeat_previous.py": (0.05, 40_000, 3),
+    "impala.py": (20, 28_000, np.zeros(4, np.float32)),
+    "hybrid_actions.py": (
+        8,
+        40_000,
+        {"lie": np.zeros(3, np.float32), "action_mask": np.ones(3, np.int8)},
+    ),
 }
 OTHERS = [  # file, function, lanes in place of the example's, steps
     ("masked_cartpole.py", "feed_forward", None, 4_000),
@@ -51,9 +56,9 @@ OTHERS += [("simple_spread.py", function, 8, 600) for function in ("experiment",
 
 @pytest.mark.parametrize("name", LEARNT)
 def test_an_example_runs_to_its_limit_learns_and_can_be_played(name, tmp_path):
-    gain, observation = LEARNT[name]
-    summary, metrics = run(name, tmp_path / "run", 40_000, mean_return=None, window=300)
-    assert 40_000 <= summary["env_steps"] < 49_000  # a batch more at most
+    gain, steps, observation = LEARNT[name]
+    summary, metrics = run(name, tmp_path / "run", steps, mean_return=None, window=300)
+    assert steps <= summary["env_steps"] < steps + 9_000  # a batch more at most
     assert not wrong(metrics)
     returns = [line["return/mean"] for line in metrics if "return/mean" in line]
     assert summary["mean_return"] > returns[0] + gain

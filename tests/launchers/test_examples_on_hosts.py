@@ -1,5 +1,5 @@
-"""Every kind of experiment runs on two hosts unchanged, to its exact limit: the examples,
-shortly."""
+"""Every kind of experiment runs on two hosts unchanged, to its exact limit: most of the
+examples, shortly."""
 
 from dataclasses import replace
 from fractions import Fraction
@@ -23,15 +23,16 @@ KINDS = {
     "population.py": "experiment",
     "self_play.py": "experiment",
     "curriculum.py": "experiment",
-    "augmentation.py": "experiment",  # buffer workers
     "impala.py": "served",  # policy workers
     "repeat_previous.py": "experiment",  # memory
     "simple_spread.py": "separate",  # several policies
     "hybrid_actions.py": "experiment",
     "simulator.py": "reach",
-    "own_algorithm.py": "experiment",
     "own_network.py": "experiment",
     "own_worker.py": "experiment",
+    # buffer workers, and an algorithm, a policy and a processor of the user's own: as in
+    # augmentation.py and own_algorithm.py, whose five processes would import torch
+    str(EXPERIMENTS): "numbered_behind_buffers",
 }
 
 
@@ -42,10 +43,11 @@ class OneActorOnB(TwoHosts):
         super().__init__({"actor-0": "b"})
 
 
-@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize("name", KINDS, ids=[Path(name).name for name in KINDS])
 def test_an_example_runs_on_two_hosts(name: str, tmp_path: Path) -> None:
     file = EXAMPLES / name
-    experiment = load_attribute(f"{file}:{KINDS[name]}", "experiment")()
+    given = (str(tmp_path / "sample"),) if file == EXPERIMENTS else ()
+    experiment = load_attribute(f"{file}:{KINDS[name]}", "experiment")(*given)
     experiment = experiment.replace(limits=experiment.limits.replace(steps=1200, mean_return=None))
     result = tidemill.train(
         experiment, launch=TwoHosts, layout="given", run_dir=tmp_path / "run", source=file, quiet=True

@@ -131,20 +131,21 @@ def weights(made: Experiment, launch: Any, run: Path) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("made", "launcher"),
+    ("made", "launcher", "launch"),
     [
-        (experiment(), ThreeHosts),
-        (experiment(trainers=2), TwoHosts),
-        (experiment(trainers=3, actors=3), ThreeHosts),
-        (experiment(actors=5), SixHosts),
-        (experiment(servers=1, actors=4).replace(exact_resume=True), ThreeHosts),
+        (experiment(), ThreeHosts, "processes"),
+        (experiment(trainers=2), TwoHosts, "threads"),
+        (experiment(trainers=3, actors=3), ThreeHosts, "threads"),
+        (experiment(actors=5), SixHosts, "threads"),
+        (experiment(servers=1, actors=4).replace(exact_resume=True), ThreeHosts, "threads"),
     ],
     ids=["three hosts", "equal trainers", "three of them", "a tree of six", "a policy worker"],
 )
-def test_several_hosts_learn_what_processes_of_one_learn(
-    made: Experiment, launcher: Any, tmp_path: Path
+def test_several_hosts_learn_what_processes_or_threads_of_one_learn(
+    made: Experiment, launcher: Any, launch: str, tmp_path: Path
 ) -> None:
-    alone = weights(made, "processes", tmp_path / "alone")
+    """In lockstep it is the same; threads begin sooner."""
+    alone = weights(made, launch, tmp_path / "alone")
     together = weights(made, launcher, tmp_path / "together")
     compared, differing = compare("policy", alone, together)
     assert compared > 15 and differing == []
@@ -170,7 +171,7 @@ def test_other_sums_are_the_same_but_for_their_last_bits(
 
 
 def test_a_run_that_resumes_exactly_goes_on_in_every_bit_on_fewer_hosts_and_on_more(tmp_path: Path) -> None:
-    alone = weights(experiment(updates=9), "processes", tmp_path / "alone")
+    alone = weights(experiment(updates=9), "threads", tmp_path / "alone")
     weights(experiment(updates=3).replace(exact_resume=True), ThreeHosts, tmp_path / "together")
     for updates, launch in ((6, TwoHosts), (9, ThreeHosts)):
         resume(tmp_path / "together", launch=launch, limits={"updates": updates}, quiet=True)

@@ -174,6 +174,14 @@ class BareDaemon(Talker):
         subprocess.run(["sh", "-c", f"env -i setsid sleep 1000 0.{number} &"], stdout=subprocess.DEVNULL)
 
 
+class Daemons(Daemon, BareDaemon):
+    """Starts both kinds of daemons, which are found by different marks."""
+
+
+class Leaves(Grandchild, Daemons):
+    """Starts all of them."""
+
+
 class Speaks(Talker):
     """Prints in each step, onto a disk that is full, and letters that not every encoding
     has."""

@@ -351,12 +351,12 @@ def quits() -> Experiment:
     return experiment(Gymnasium(make=f"{ENVIRONMENTS}:Quits"), lanes=1)
 
 
-def grandchild() -> Experiment:
-    return experiment(Gymnasium(make=f"{ENVIRONMENTS}:Grandchild"), lanes=1)
+def leaves() -> Experiment:
+    return experiment(Gymnasium(make=f"{ENVIRONMENTS}:Leaves"), lanes=1)
 
 
-def daemon() -> Experiment:
-    return experiment(Gymnasium(make=f"{ENVIRONMENTS}:Daemon"), lanes=1)
+def daemons() -> Experiment:
+    return experiment(Gymnasium(make=f"{ENVIRONMENTS}:Daemons"), lanes=1)
 
 
 def bare_daemon() -> Experiment:

@@ -307,7 +307,7 @@ def self_play(lag: int | None, **trainer: Any) -> Experiment:
 
 @pytest.mark.parametrize(("launch", "lag"), [("inline", None), ("threads", 0)])
 def test_drawn_opponents_are_drawn_again_and_evaluations_watch(launch: str, lag: int | None) -> None:
-    found = check_resume(self_play(lag), updates=10, launch=launch)
+    found = check_resume(self_play(lag), updates=6, launch=launch)
     assert found.exact and found.compared > 150, found
 
 
@@ -389,9 +389,9 @@ def differences(first: Path, second: Path, *places: str, policy: str = "policy")
 
 
 RINGS = {
-    "three targets, requests joined": experiment(0, 20, ring=3, flush_requests=2, count=2),
+    "three targets, requests joined": experiment(0, 8, ring=3, flush_requests=2, count=2),
     "answered elsewhere": served(0),
-    "two policies": two_policies(0).replace(limits=Limits(updates=10)),
+    "two policies": two_policies(0).replace(limits=Limits(updates=8)),
     "a population": population(0),
 }
 
@@ -468,7 +468,7 @@ WAITING: dict[str, tuple[int | None, int, Any, dict[str, Any]]] = {
 def test_what_waits_for_trainers_is_there_again_whenever_an_inline_run_ends(
     lag: int | None, trainers: int, buffer: Any, actors: dict[str, Any], tmp_path: Path
 ) -> None:
-    made = experiment(lag, updates=14, trainers=trainers, **{"count": 2, "slots": 3, **actors})
+    made = experiment(lag, updates=10, trainers=trainers, **{"count": 2, "slots": 3, **actors})
     trainer = made.workers["trainer"].replace(buffer=buffer, batch_size=192 * trainers)
     made = made.replace(workers={**made.workers, "trainer": trainer})
     dropped = interrupted_in_many_rounds(made, tmp_path)["dropped"]
@@ -586,7 +586,7 @@ def test_a_worker_that_is_killed_leads_all_back_to_the_newest_cut(tmp_path: Path
     """So the run stays exact. Where a trainer dies as it is stopped it ends there."""
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     made = experiment(0, MANY, count=2, trainers=2).replace(together=("actor", "trainer"))
-    left = [(1, 1), (0, 30), (1, 60)]  # which process, and from which update on
+    left = [(1, 1), (0, 10), (1, 20)]  # which process, and from which update on
 
     def kill(record: dict[str, float], control: Any) -> None:
         lives = sum(event.what == "lives" for event in read_events(killed))
@@ -884,7 +884,7 @@ def test_policies_with_a_replay_memory_go_on_to_limits_of_their_own(
     made: Callable[[int], Experiment], launch: str
 ) -> None:
     """How far another one is as the first one comes to its limit is a matter of time."""
-    found = check_resume(made(30), updates=30, launch=launch)
+    found = check_resume(made(20), updates=20, launch=launch)
     assert found.exact and found.compared > 60, found
 
 
@@ -1252,7 +1252,7 @@ def processed(tells: bool = True, mode: str = "fixed") -> Experiment:
     what they draw and by the newest weights."""
     spec = AgentSpec(samples="gathered", **({"sample_steps": 8} if mode == "fixed" else {"mode": mode}))
     made = experiment(
-        3, updates=10, trainers=2, count=2, lanes=2, slots=3, agents=(spec,), max_episode_steps=20
+        3, updates=8, trainers=2, count=2, lanes=2, slots=3, agents=(spec,), max_episode_steps=20
     )
     buffers = Buffers(process=(Noisy(tells=tells), Reanalyse()), policy="policy", count=2)
     return made.replace(workers={**made.workers, "buffers": buffers})

@@ -170,8 +170,11 @@ LIMITS = {
 
 @pytest.mark.parametrize("launch", ["inline", "threads", "processes"])
 def test_a_run_that_reaches_a_limit_leaves_nothing(tmp_path: Path, launch: str) -> None:
+    """The runner finds a limit wherever its workers are: in processes, which begin for
+    long, by another's word and by its own clock."""
     made = experiments.cartpole()
-    for name, (limits, reason) in LIMITS.items():
+    for name in ("updates", "seconds") if launch == "processes" else LIMITS:
+        limits, reason = LIMITS[name]
         with nothing_left():
             result: Result = train(
                 made.replace(limits=made.limits.replace(**{"updates": None, **limits})),
@@ -383,12 +386,10 @@ def daemons_told(run: Run) -> int:
     )
 
 
-@pytest.mark.parametrize("function", ["grandchild", "daemon", "bare_daemon"])
 @pytest.mark.parametrize("ending", ["clean", "kill main", "kill actor"])
-def test_what_an_environment_started_ends_with_the_run(
-    start: Callable[..., Run], ending: str, function: str
-) -> None:
-    run = start(function, *(["--max-steps", "200"] if ending == "clean" else []))
+def test_what_an_environment_started_ends_with_the_run(start: Callable[..., Run], ending: str) -> None:
+    """Also what has left its session and its parent, with its variables and without."""
+    run = start("leaves", *(["--max-steps", "200"] if ending == "clean" else []))
     if ending != "clean":
         run.wait_for_updates()
     if ending == "kill main":
@@ -399,29 +400,27 @@ def test_what_an_environment_started_ends_with_the_run(
             lambda: any(event.what == "lives" for event in read_events(run.path)), 60, "the actor lives again"
         )
         # the new life's: what starts by itself may need a moment
-        wait_until(lambda: len(sleeping(run)) == 1, 60, "one is there")
+        wait_until(lambda: len(sleeping(run)) == 3, 60, "one of each is there")
         run.main.send_signal(signal.SIGTERM)
     run.ended()
     run.nothing_is_left()
     if ending != "kill main":
-        lives = 1 + (ending == "kill actor")
-        assert daemons_told(run) == (lives if function != "grandchild" else 0)
+        assert daemons_told(run) == 2 * (1 + (ending == "kill actor"))  # what is no daemon went unasked
 
 
-@pytest.mark.parametrize("function", ["daemon", "bare_daemon"])
-def test_a_daemon_of_a_run_that_was_killed_with_all_its_processes_ends_with_the_next_start(
-    start: Callable[..., Run], function: str
+def test_daemons_of_a_run_that_was_killed_with_all_its_processes_end_with_the_next_start(
+    start: Callable[..., Run],
 ) -> None:
-    run = start(function)
+    run = start("daemons")
     run.wait_for_updates()
-    wait_until(lambda: sleeping(run), 60, "the daemon is there")
-    (daemon,) = sleeping(run)
-    for process in [run.main, *(each for each in run.processes() if each != daemon)]:
+    wait_until(lambda: len(sleeping(run)) == 2, 60, "the daemons are there")
+    daemons = {*sleeping(run)}
+    for process in [run.main, *(each for each in run.processes() if each not in daemons)]:
         process.send_signal(signal.SIGSTOP)  # so that nobody ends anything
-    for process in [run.main, *(each for each in run.processes() if each != daemon)]:
+    for process in [run.main, *(each for each in run.processes() if each not in daemons)]:
         process.send_signal(signal.SIGKILL)
     run.main.wait()
-    wait_until(lambda: set(run.processes()) <= {daemon}, 60, "the daemon alone is left")
+    wait_until(lambda: {*run.processes()} == daemons, 60, "the daemons alone are left")
     again = start("cartpole", "--max-steps", "200")
     assert again.ended()[0] == 0
     assert not run.processes()
@@ -431,19 +430,19 @@ def test_a_daemon_of_a_run_that_was_killed_with_all_its_processes_ends_with_the_
 COMMAND = "from tidemill.cli.entry import main as app"
 
 
-@pytest.mark.parametrize("function", ["daemon", "bare_daemon"])
 @pytest.mark.parametrize("launch", ["inline", "threads"])
 @pytest.mark.parametrize("ending", ["clean", "signal", "kill"])
-def test_a_daemon_that_lived_in_the_command_s_process_ends_with_it_or_with_the_next_start(
-    start: Callable[..., Run], ending: str, launch: str, function: str
+def test_daemons_that_lived_in_the_command_s_process_end_with_it_or_with_the_next_start(
+    start: Callable[..., Run], ending: str, launch: str
 ) -> None:
-    run = start(function, *(["--max-steps", "200"] if ending == "clean" else []), launch=launch, code=COMMAND)
+    words = ["--max-steps", "200"] if ending == "clean" else []
+    run = start("daemons", *words, launch=launch, code=COMMAND)
     if ending != "clean":
         run.wait_for_updates()
-        wait_until(lambda: sleeping(run), 60, "the daemon is there")
+        wait_until(lambda: len(sleeping(run)) == 2, 60, "the daemons are there")
         run.main.send_signal(signal.SIGTERM if ending == "signal" else signal.SIGKILL)
     status, text = run.ended()
-    told = re.findall(r"process \d+ \(sleep\), which an environment had started", text)
+    told = re.findall(r"process \d+ \(sleep\), process \d+ \(sleep\), which an environment had started", text)
     assert (status, len(told)) == {"clean": (0, 1), "signal": (143, 1), "kill": (-9, 0)}[ending], text
     if ending == "kill":
         again = start("cartpole", "--max-steps", "200", launch=launch, code=COMMAND)

@@ -169,7 +169,7 @@ def killed_at_every_row(
     ("settings", "every", "launch"),
     [
         ({}, 2, "inline"),
-        ({"environment": SCRIPTED, **EVERYTHING}, 1, "inline"),
+        ({"environment": SCRIPTED, **EVERYTHING}, 2, "inline"),
         ({"slots": 1, "max_episode_steps": 5}, 3, "inline"),
         (
             {
@@ -192,7 +192,7 @@ def killed_at_every_row(
         ({"environment": GymnasiumVector(id="CartPole-v1", max_episode_steps=5), "slots": 2}, 8, "inline"),
         ({"environment": FAILING, "buffer": Replay(capacity=400, warm_up=8, drop_cut=True)}, 3, "inline"),
         ({"environment": Gymnasium(make=f"{FILE}:Failing"), "lane_restarts": 1000}, 3, "inline"),
-        ({"environment": SCRIPTED, "iteration_steps": 13, "finish_episodes": True}, 2, "inline"),
+        ({"environment": SCRIPTED, "iteration_steps": 13, "finish_episodes": True}, 3, "inline"),
         (
             {
                 "environment": SCRIPTED,
@@ -201,7 +201,7 @@ def killed_at_every_row(
                 "slots": 2,
                 "steps": 35,
             },
-            2,
+            3,
             "inline",
         ),
     ],

@@ -25,7 +25,7 @@ def test_a_fork_that_comes_back_from_a_step_is_ended(how: str, memory: bool, tmp
     if memory:  # else the child would fork itself in other lanes
         made = made.replace(workers={**made.workers, "actor": made.workers["actor"].replace(ring=1)})
     result = train(
-        made.replace(limits=Limits(steps=2000)),
+        made.replace(limits=Limits(steps=500)),
         launch="processes",
         layout="given",
         run_dir=tmp_path / "run",
@@ -36,5 +36,5 @@ def test_a_fork_that_comes_back_from_a_step_is_ended(how: str, memory: bool, tmp
     assert [event.what for event in read_events(tmp_path / "run")] == ["began", "ended"]
     (log,) = (tmp_path / "run" / "logs").glob("actor*.log")
     assert log.read_text().count("came back as if it were the worker, and was ended") == 1
-    assert result.summary["episodes"] < 300  # of ten steps each
+    assert result.summary["episodes"] < 75  # of ten steps each
     assert leftovers(tmp_path / "run") == []

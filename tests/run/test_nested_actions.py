@@ -72,7 +72,7 @@ def pairs(policy: ActorCritic, algorithm: Any, **agent: Any) -> Experiment:
             **({"policy": PolicyWorkers(stream="inference")} if agent else {}),
             "trainer": Trainer(algorithm=algorithm),
         },
-        limits=Limits(steps=30_000, window=500),
+        limits=Limits(steps=12_000, window=500),
     )
 
 
@@ -97,7 +97,7 @@ RATE = {"learning_rate": 3e-3}
 )
 def test_every_part_of_an_action_is_learnt(policy, algorithm, agent, tmp_path, monkeypatch):
     """Random play is paid 0.5, 1/3 and some 0.3; a policy that learns one part alone, 2
-    at most."""
+    at most. IMPALA was seen at 2.5 by then, all others from 2.7 on."""
     monkeypatch.delenv(VARIABLE, raising=False)  # the policy says who computes
     result = tidemill.train(
         pairs(policy, algorithm, **agent), launch="inline", run_dir=tmp_path / "run", quiet=True

@@ -395,7 +395,7 @@ def test_a_long_update_that_a_signal_comes_in_costs_no_update_before_it(
         wait_until(lambda: len([*flags.iterdir()]) == trainers, 120, "the long update has begun")
         os.kill(os.getpid(), signal.SIGTERM)
 
-    made = looking(Crawling(minibatch_size=8, epochs=2000, flags=str(flags)), 100)
+    made = looking(Crawling(minibatch_size=8, epochs=500, flags=str(flags)), 100)
     made = made.replace(
         workers={
             name: config.replace(
