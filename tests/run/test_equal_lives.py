@@ -190,6 +190,24 @@ def test_another_death_has_those_wait_on_that_were_about_to_go_on(trainers: Trai
     assert trainers.told(FIRST) == [joins[SECOND]] == [Rejoin(2, 0, 5)]
 
 
+def test_who_dies_as_it_waits_is_not_told_what_it_was_to_be_told(trainers: Trainers) -> None:
+    lives = trainers.lives
+    lives.ask([SECOND], [FIRST, THIRD])
+    trainers.answer(FIRST, 5, True)
+    trainers.answer(THIRD, 5)
+    assert lives.settle([SECOND], [FIRST, THIRD]) == {}
+    lives.join([SECOND], [FIRST, THIRD], sure=True)
+    lives.ask([SECOND, THIRD], [FIRST])  # before the second one has started
+    trainers.answer(FIRST, 5, True)
+    assert lives.settle([SECOND, THIRD], [FIRST]) == {}
+    joins, _ = lives.join([SECOND, THIRD], [FIRST], sure=True)
+    again = Rejoin(2, VERSIONS_OF_LIFE, VERSIONS_OF_LIFE + 5)
+    assert joins == dict.fromkeys([SECOND, THIRD], again)
+    lives.starts(SECOND)
+    lives.starts(THIRD)
+    assert trainers.told(FIRST) == [again] and trainers.told(THIRD) == trainers.told(SECOND) == []
+
+
 def test_a_run_that_resumes_exactly_has_none(trainers: Trainers) -> None:
     made = experiments.numbered_equals("", 0).replace(exact_resume=True)
     assert EqualLives(made, trainers.members, lambda name: "", lambda name: ()).among([FIRST]) == []

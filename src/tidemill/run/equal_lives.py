@@ -167,6 +167,8 @@ class EqualLives:
             told = Rejoin(self._told[policy].number + 1, first, first + updates)
             self._told[policy] = told
             joins |= dict.fromkeys(begin, told)
+            for name in begin:  # it may have waited for another one before it died
+                self._joining.pop(name, None)
             self._joining |= dict.fromkeys(waits, told)
             if not waits or updates < max(
                 self._members[name].update.values.get("update", 0) for name in equals
