@@ -33,6 +33,7 @@ from tidemill.bench.reference import (
 )
 from tidemill.core.blas_threads import limit_threads
 from tidemill.nets.encoders import ObservationEncoder
+from tidemill.nets.torch_copies import has_bfloat16
 
 
 def stepping(ppo: PPO, network: ReferenceNetwork, backend: str) -> Callable[[Columns], None]:
@@ -108,7 +109,7 @@ def main() -> None:
         type=int,
         nargs="*",
         default=[256],
-        help="minibatches of Mnih et al.'s convolutions in bfloat16",
+        help="minibatches of Mnih et al.'s convolutions, in bfloat16 where the processor has that",
     )
     parser.add_argument(
         "--backend", default="inductor", help="of torch.compile: aot_eager traces, and compiles nothing"
@@ -118,10 +119,8 @@ def main() -> None:
     torch.manual_seed(0)
     vector, screen = Box((4,), "float32"), Box((4, 84, 84), "uint8", (0.0,), (255.0,))
     works = [("MLP", vector, ActorCritic(), 2, size, 4) for size in given.minibatches]
-    works += [
-        ("Nature CNN, bfloat16", screen, ActorCritic(convolutions="bfloat16"), 6, size, 2)
-        for size in given.images
-    ]
+    images = ActorCritic(convolutions="bfloat16" if has_bfloat16() else "float32")
+    works += [(f"Nature CNN, {images.convolutions}", screen, images, 6, size, 2) for size in given.images]
     with TemporaryDirectory() as folder:
         # nothing is taken from an earlier run, and nothing stays
         os.environ["TORCHINDUCTOR_CACHE_DIR"] = folder
