@@ -54,7 +54,8 @@ class Networked(HostsLauncher):
 
 
 class OneCoreEach(Networked):
-    """The same, where each host has one core of this machine's, in turn."""
+    """The same, where each host has one core of this machine's, in turn, and the runner's
+    none for workers but its trainer."""
 
     def bring(self, hosts: dict[str, CommandHost], own: str) -> HostEngine:
         """See `Networked`."""
@@ -63,7 +64,7 @@ class OneCoreEach(Networked):
             name: replace(host, command=(*host.command, "taskset", "-c", str(cores[i % len(cores)])))
             for i, (name, host) in enumerate(hosts.items())
         }
-        return CommandEngine(with_core, own)
+        return CommandEngine(with_core, own, cores=0)
 
 
 class Returning(Networked):
