@@ -58,7 +58,7 @@ def job_of(nodes: int, hosts: int, *words: str) -> Iterator[tuple[Network, Slurm
         raise Impossible(why)
     with Network(nodes + 1) as network, tempfile.TemporaryDirectory(prefix="tidemill-slurm-run-") as folder:
         try:
-            slurm = Slurm(network)
+            slurm = Slurm(network.addresses, network.command)
         except NotUp as error:
             raise Impossible(str(error)) from None
         try:

@@ -12,9 +12,9 @@ import shutil
 import subprocess
 import tempfile
 import time
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Protocol
 
 import psutil
 
@@ -68,42 +68,33 @@ class NotUp(Exception):
     """There is no Slurm here, or it did not come up."""
 
 
-class Hosts(Protocol):
-    """A `Network` of benchmarks/networks.py."""
-
-    addresses: list[str]
-
-    def command(self, host: int) -> tuple[str, ...]:
-        """Return the words before a command that runs on a host."""
-
-
 def lacking() -> str:
     """Return which programs of Slurm's are not here, in words; "" where all are."""
     missing = [name for name in ("slurmctld", "slurmd", "sbatch") if shutil.which(name) is None]
-    return (
-        f"there is no {', '.join(missing)} here (Debian: slurmctld, slurmd, slurm-client)" if missing else ""
-    )
+    if not missing:
+        return ""
+    return f"there is no {', '.join(missing)} here (Debian: slurmctld, slurmd, slurm-client)"
 
 
 class Slurm:
     """A Slurm whose nodes are the hosts of a network behind its first one, which has its
     controller, and is where jobs are submitted.
 
+    addresses: of these hosts, the controller's first
+    command: function that returns the words before a command that runs on one of them
     variables: by which its commands find it
     """
 
-    def __init__(self, network: Hosts) -> None:
+    def __init__(self, addresses: Sequence[str], command: Callable[[int], Sequence[str]]) -> None:
         """Raises `NotUp`."""
-        self._network = network
+        self._command = command
         self._folder = Path(tempfile.mkdtemp(prefix="tidemill-slurm-"))
         self.variables = {"SLURM_CONF": str(self._folder / "slurm.conf"), "SLURM_TIME_FORMAT": "%s"}
-        others = network.addresses[1:]
+        others = addresses[1:]
         self._names = ["head", *(f"node{number}" for number in range(1, len(others) + 1))]
-        hosts = "".join(
-            f"{where} {name}\n" for name, where in zip(self._names, network.addresses, strict=True)
-        )
+        hosts = "".join(f"{where} {name}\n" for name, where in zip(self._names, addresses, strict=True))
         (self._folder / "hosts").write_text(f"127.0.0.1 localhost\n{hosts}")
-        text = CONF.format(addresses=network.addresses, folder=self._folder, again=AGAIN_S)
+        text = CONF.format(addresses=addresses, folder=self._folder, again=AGAIN_S)
         for name, where in zip(self._names[1:], others, strict=True):
             text += f"NodeName={name} NodeAddr={where} CPUs={CORES} State=UNKNOWN\n"
             (self._folder / name).mkdir()
@@ -131,7 +122,7 @@ class Slurm:
         with (self._folder / f"{self._names[number]}.out").open("wb") as output:
             self._nodes.append(
                 subprocess.Popen(
-                    [*self._network.command(number), *apart, "sh", "-c", NODE, self._names[number],
+                    [*self._command(number), *apart, "sh", "-c", NODE, self._names[number],
                      str(self._folder / "hosts"), *daemon],
                     stdin=subprocess.PIPE, stdout=output, stderr=output,
                     env={**os.environ, **self.variables}, start_new_session=True,
@@ -145,7 +136,7 @@ class Slurm:
     def say(self, *words: str) -> str:
         """Return what a command of Slurm's says, "" where it fails."""
         done = subprocess.run(
-            [*self._network.command(0), *words], env={**os.environ, **self.variables}, capture_output=True,
+            [*self._command(0), *words], env={**os.environ, **self.variables}, capture_output=True,
             text=True, timeout=UP_S,
         )  # fmt: skip
         return "" if done.returncode else done.stdout

@@ -479,7 +479,7 @@ def slurm_nodes() -> Iterator[tuple[Slurm, Sequence[str]]]:
         needs_namespaces(why)
     with networked(3) as network:
         try:
-            nodes = Slurm(network)
+            nodes = Slurm(network.addresses, network.command)
         except NotUp as error:
             needs_namespaces(str(error))
         try:

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Iterator
+from datetime import timedelta
 from pathlib import Path
 from threading import Event
 
@@ -73,16 +74,21 @@ def test_a_sum_breaks_for_want_of_one_and_all_meet_anew(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["sums-p.x@1f"]
 
 
-def test_one_that_is_late_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch_sums, "MEET_S", 0.5)
+def test_one_that_is_late_is_waited_for(tmp_path: Path) -> None:
     members = group(2, tmp_path, 4000)
-    for _ in range(2):  # as they meet, and after that
-        arrays = [np.full(1000, rank + 1.0, np.float32) for rank in range(2)]
-        going = {rank: member.add(arrays[rank]) for rank, member in enumerate(members)}
-        next(going[0])
-        time.sleep(1.0)
-        turns(going)
-        assert (arrays[0] == 3).all()
+    arrays = [np.full(1000, rank + 1.0, np.float32) for rank in range(2)]
+    going = {rank: member.add(arrays[rank]) for rank, member in enumerate(members)}
+    assert [next(going[0]) for _ in range(100)] == [None] * 100
+    assert not members[0]._meeting  # the time to meet has not begun
+    turns(going)
+    assert (arrays[0] == 3).all()
+    for member in members:  # what a sum has without a word of its own
+        member._group._set_default_timeout(timedelta(seconds=0.2))
+    going = {rank: member.add(arrays[rank]) for rank, member in enumerate(members)}
+    next(going[0])
+    time.sleep(1.0)
+    turns(going)
+    assert (arrays[0] == 6).all()
 
 
 def test_what_is_too_large_is_refused_and_so_are_cores_beside_gpus(tmp_path: Path) -> None:

@@ -20,7 +20,6 @@ from tidemill.api.control_messages import (
     Save,
     Saved,
     SaveDue,
-    State,
     WorkerStatistics,
 )
 from tidemill.api.experiment import Experiment
@@ -213,7 +212,7 @@ class Cuts:
                 return False
             self._hear()
             if self._state.reason or any(
-                self._members[name].buried or self._members[name].state not in (State.RUNNING, State.PAUSED)
+                self._members[name].buried or not self._members[name].runs
                 for name in (*names, *self._parties)
             ):
                 return False

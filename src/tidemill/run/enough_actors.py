@@ -11,8 +11,6 @@ from tidemill.core.clock import awake
 from tidemill.run.run_state import RunState
 from tidemill.workers.actor_config import ActorConfig
 
-_RUN = (State.RUNNING, State.PAUSED)
-
 
 class EnoughActors:
     """The groups of actors of which a share must run for trainers to go on.
@@ -61,7 +59,7 @@ class EnoughActors:
             self._since = None
             self._paused.clear()
             for member in trainers.values():
-                if member.state in _RUN:
+                if member.runs:
                     member.send(Start())
 
     def _too_few(self) -> str:
@@ -72,7 +70,7 @@ class EnoughActors:
                 for name, member in self._state.members.items()
                 if group_of(name) == group and name not in self._given_up
             }
-            run = sum(m.state in _RUN and not (m.buried or m.reviving) for m in members.values())
+            run = sum(m.runs and not (m.buried or m.reviving) for m in members.values())
             # at least one, unless all are given up
             if run < (least := ceil(max(share * len(members) - 1e-9, min(len(members), 1)))):
                 of = f"{run} of {len(members)} actors of {group} run"

@@ -16,7 +16,7 @@ all go on as a later life then, with the weights and the samples that they have.
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from tidemill.api.control_messages import Rejoin, State, Stay, Staying, pack
+from tidemill.api.control_messages import Rejoin, Stay, Staying, pack
 from tidemill.api.experiment import Experiment
 from tidemill.api.launcher import Call
 from tidemill.api.policy import VERSIONS_OF_LIFE
@@ -31,7 +31,6 @@ from tidemill.workers.trainer_config import TORCH, Trainer
 # checkpoint; one that is in an update has as long again and again, up to `HUNG`, or so
 # many `TIMES` its longest poll so far
 ANSWER, SAVING = 5.0, 60.0
-_RUN = (State.RUNNING, State.PAUSED)
 
 
 @dataclass
@@ -105,7 +104,7 @@ class EqualLives:
             died = f"{' and '.join(name for name in equals if name in dead)} died"
             gone = dict[str, str]()
             for name in waits:
-                if self._members[name].state not in _RUN:
+                if not self._members[name].runs:
                     gone[name] = f"it had ended when {died}"
                 elif name not in answers and (late := self._why_late(name)):
                     gone[name] = f"it has not answered {late} since {died}"

@@ -111,6 +111,11 @@ class Member:
         one."""
         return self.state in (State.CONFIGURING, State.READY)
 
+    @property
+    def runs(self) -> bool:
+        """True of one that runs, or pauses."""
+        return self.state in (State.RUNNING, State.PAUSED)
+
     def works(self, seconds: float) -> bool:
         """True of one that writes a checkpoint, or was heard of in the last so many
         seconds: others hang."""

@@ -92,8 +92,7 @@ class SilenceWatch:
             group = {name: members[name] for name in names}
             # trainers of a run that goes on may pause, until enough actors run
             those = [m for m in group.values() if not (m.config.limited and m.state is State.PAUSED)]
-            running = bool(those) and all(m.state is State.RUNNING for m in those)
-            running = running and not any(m.buried for m in group.values())
+            running = bool(those) and all(m.state is State.RUNNING and not m.buried for m in those)
             saves = any(member.saving for member in group.values())
             if not running or (saves and not self._condition(names[0])):  # one that is stopped saves nothing
                 self._silent.pop(names[0], None)

@@ -43,7 +43,6 @@ _SHORT_OF = {
     State.READY: (State.CONFIGURING,),
     State.RUNNING: (State.CONFIGURING, State.READY),
 }
-_RAN = (State.RUNNING, State.PAUSED)
 # what is told besides where training waits for who has no life left
 WAITED_FOR = (
     "\nTraining waits for what it decides, or records, after so many updates, so that the run ends. Resumed, "
@@ -194,7 +193,7 @@ class Supervisor:
         member, dead = self._members[name], self.dead_with(name)
         # a host's end says nothing of whether its workers can run
         lost = bool(self._launcher.gone_with(name))
-        ran = member.state in _RAN or lost
+        ran = member.runs or lost
         begun = sum(self._members[other].unsent for other in dead)
         for other in dead:
             self._bury(other, "died", cause)
@@ -296,7 +295,7 @@ class Supervisor:
         """Return `names`, with all equal to trainers among them that do not run, and the
         equal trainers that do."""
         equals = [name for each in self._equals.among(names) for name in each]
-        still = [name for name in equals if self._members[name].state not in _RAN]
+        still = [name for name in equals if not self._members[name].runs]
         gone = self._with_mates([*names, *still])
         return self._in_order(gone), [name for name in equals if name not in gone]
 

@@ -122,11 +122,6 @@ class AllReduce(SharedSums):
     def own_bytes(self) -> int:
         return self._scratch.nbytes
 
-    @property
-    def first(self) -> bool:
-        """True of the lowest rank."""
-        return self.rank == self._ranks[0]
-
     def begin(self, number: int) -> None:
         self.lost.clear()
         self._broken_off.clear()
@@ -164,7 +159,7 @@ class AllReduce(SharedSums):
         most = self._scratch.nbytes // flat.itemsize
         for start in range(0, len(flat), most):
             piece = flat[start : start + most]
-            if self.first:
+            if self.rank == first:
                 for rank in self._senders:
                     yield from self._send(rank, piece)
             else:
