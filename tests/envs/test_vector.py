@@ -24,11 +24,7 @@ def build(**settings):
 
 def test_cartpole_resets_by_itself_on_the_tick_that_the_target_names():
     environment = GymnasiumVector(id="CartPole-v1").build(4, 0)
-    assert (environment.autoreset, environment.same_step, environment.resets_any) == (
-        "next-step",
-        False,
-        False,
-    )
+    assert (environment.same_step, environment.resets_any) == (False, False)
     driver = Driver(environment)
     before, resets = None, 0
     for _ in range(150):

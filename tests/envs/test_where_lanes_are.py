@@ -101,7 +101,7 @@ def test_each_call_of_a_lane_is_known_by_its_number(config: EnvironmentConfig) -
 
 
 def test_lanes_that_step_all_together_have_none() -> None:
-    made = GymnasiumVector(id="CartPole-v1").build(3, 0)
+    made = GymnasiumVector(id="CartPole-v1").build(3, 0, render=True)  # Gymnasium's own
     seen = list[str]()
     step = made.env.step
 

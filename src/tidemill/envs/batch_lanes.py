@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tidemill.api.environment import AgentInfo, Environment, Tick
+from tidemill.api.spaces import Spaces
 from tidemill.core.cut import Part, generator_state, set_generator_state
 from tidemill.core.errors import raised_by
 from tidemill.core.schema import Array, Arrays
@@ -37,6 +38,7 @@ _MUJOCO = {
 BATCHES: dict[str, tuple[str, str]] = {
     "gymnasium.envs.classic_control.acrobot:AcrobotEnv": (_CLASSIC, "Acrobot"),
     "gymnasium.envs.classic_control.cartpole:CartPoleEnv": (_CLASSIC, "CartPole"),
+    "gymnasium.envs.classic_control.cartpole:CartPoleVectorEnv": (_CLASSIC, "CartPoleVector"),
     "gymnasium.envs.classic_control.continuous_mountain_car:Continuous_MountainCarEnv": (
         _CLASSIC,
         "MountainCarContinuous",
@@ -50,7 +52,7 @@ BATCHES: dict[str, tuple[str, str]] = {
     },
 }
 """By class of a Gymnasium environment: module and name of the `BatchLanes` that stand for
-its lanes. A subclass, or an environment in wrappers, steps itself."""
+its lanes, or for a vector of them. A subclass, or one in wrappers, steps itself."""
 
 
 class BatchLanes(Environment):
@@ -66,12 +68,14 @@ class BatchLanes(Environment):
 
     fewest = 4
 
-    def __init__(self, env: Any, name: str, lanes: int, seed: int, limit: int) -> None:
+    def __init__(
+        self, env: Any, name: str, lanes: int, seed: int, limit: int, spaces: Spaces | None = None
+    ) -> None:
         """Take over `env`; `name` is what messages call it. After `limit` steps an
-        episode is cut; 0: never."""
+        episode is cut; 0: never. `spaces`: a lane's; None: those of `env`."""
         self.env, self.name, self.lanes = env, name, lanes
         self.max_episode_steps = limit
-        self._spaces = spaces_of(env, name)
+        self._spaces = spaces or spaces_of(env, name)
         self.agents = (AgentInfo("agent", self._spaces),)
         self.render_fps = fps_of(env)
         self._cast = action_caster(self._spaces.action)
@@ -98,8 +102,8 @@ class BatchLanes(Environment):
     def _step(self, actions: Array) -> tuple[Array, Array, Array]:
         """Step all lanes by `actions`, inside the bounds of the action space. Return
         observations [L, …], rewards and whether episodes ended (both [L]), which the
-        caller may write to. Lanes that are between two episodes are stepped, too, and
-        what comes of it is thrown away; it must be finite."""
+        caller copies before the next step. Lanes that are between two episodes are
+        stepped, too, and what comes of it is thrown away; it must be finite."""
 
     @abstractmethod
     def _load(self, lane: int) -> None:
@@ -146,8 +150,7 @@ class BatchLanes(Environment):
         if 1 in reset.tobytes():
             self._idle &= ~reset
             self._counts[reset] = 0
-            for lane in reset.nonzero()[0].tolist():
-                self._begun[lane] = self._begin(lane)
+            self._begun.update(self._begin(reset.nonzero()[0].tolist()))
 
     def recv(self, ticks: Sequence[Tick]) -> None:
         """Write what the steps brought. Raises `EnvironmentFault` for what the spaces
@@ -179,9 +182,12 @@ class BatchLanes(Environment):
     def close(self) -> None:
         self.env.close()
 
-    def _begin(self, lane: int) -> Any:
-        """Reset `lane` and return its first observation. Each lane is seeded once, or
-        whenever `seed` says so."""
+    def _begin(self, lanes: Sequence[int]) -> Mapping[int, Any]:
+        """Reset these lanes and return their first observations. Each lane is seeded
+        once, or whenever `seed` says so."""
+        return {lane: self._begin_one(lane) for lane in lanes}
+
+    def _begin_one(self, lane: int) -> Any:
         self.env.np_random = self._generators[lane]
         try:
             observation, _ = reset_env(self.env, self._seeds.pop(lane, None), self._options)
@@ -193,8 +199,8 @@ class BatchLanes(Environment):
 
 
 def batch_of(env: Any, lanes: int) -> type[BatchLanes] | None:
-    """Return the class that steps so many lanes of `env` by whole arrays; None where
-    there is none, or it saves no time, or `env` has wrappers."""
+    """Return the class that steps so many lanes of `env`, or of the vector `env`, by
+    whole arrays; None where there is none, or it saves no time, or `env` has wrappers."""
     module, kind = BATCHES.get(f"{type(env).__module__}:{type(env).__qualname__}", ("", ""))
     batch: type[BatchLanes] | None = getattr(import_module(module), kind) if module else None
     return batch if batch is not None and lanes >= batch.fewest and batch.fits(env) else None

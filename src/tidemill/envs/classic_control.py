@@ -3,16 +3,18 @@ of operations is Gymnasium's, and so are types and functions wherever they round
 differently from numpy's for arrays."""
 
 import math
+from collections.abc import Mapping, Sequence
 from ctypes import addressof
 from typing import Any
 
 import numpy as np
-from gymnasium.envs.classic_control.cartpole import CartPoleVectorEnv
 from numpy.typing import NDArray
 
+from tidemill.api.spaces import Spaces
 from tidemill.core.cut import Part, generator_state, set_generator_state
 from tidemill.core.schema import Array
 from tidemill.envs.batch_lanes import BatchLanes
+from tidemill.envs.vector import lane_spaces, no_options
 from tidemill.native.library import KernelCartPoles, address, asked_for, choices
 
 
@@ -39,6 +41,7 @@ class _CartPoles:
         self._work = np.empty((6, lanes))
         self._angle, (self._cos, self._sin) = self.state[2], self._work[:2]
         self._moved, self._beyond = np.empty((2, lanes)), np.empty((2, lanes), np.bool_)
+        self._over: NDArray[np.bool_] = self._beyond[0]
         self._actions = np.empty(lanes, np.int64)
         kernels = asked_for(choices()[-1])
         self._kernel = None if kernels is None else kernels.cart_pole
@@ -46,21 +49,19 @@ class _CartPoles:
             *(env.force_mag, env.gravity, env.total_mass, env.masspole, env.length),
             *(env.polemass_length, env.tau, env.x_threshold, env.theta_threshold_radians),
         )
-        held = (self._actions, self._cos, self._sin, self.state, self._beyond[0], self.seen)
+        held = (self._actions, self._cos, self._sin, self.state, self._over, self.seen)
         self._taken = KernelCartPoles(*numbers, lanes, *map(address, held))
         self._of_taken = addressof(self._taken)
 
     def step(self, actions: Array) -> NDArray[np.bool_]:
         """Step all, pushed to the right where an action is 1, else to the left; return
-        which have fallen or left the track."""
+        which have fallen or left the track, in an array that the next step changes."""
         np.cos(self._angle, self._cos)
         np.sin(self._angle, self._sin)
-        fallen: NDArray[np.bool_]
         if self._kernel is not None:
             self._actions[...] = actions
             self._kernel(self._of_taken)
-            fallen = self._beyond[0].copy()
-            return fallen
+            return self._over
         env, (cos, sin, over_mass, bottom, *_), accelerations = self._env, self._work, self._work[4:]
         spin, (acceleration, turn) = self.state[3], accelerations
         np.square(spin, out=over_mass)
@@ -86,16 +87,18 @@ class _CartPoles:
         accelerations *= env.tau
         speeds += accelerations
         np.greater(np.abs(places, out=self._moved), self._limits, out=self._beyond)
-        fallen = self._beyond[0] | self._beyond[1]
         self.seen[...] = self.state.T
-        return fallen
+        self._over |= self._beyond[1]
+        return self._over
 
 
 class CartPole(BatchLanes):
     """Lanes of CartPole."""
 
-    def __init__(self, env: Any, name: str, lanes: int, seed: int, limit: int) -> None:
-        super().__init__(env, name, lanes, seed, limit)
+    def __init__(
+        self, env: Any, name: str, lanes: int, seed: int, limit: int, spaces: Spaces | None = None
+    ) -> None:
+        super().__init__(env, name, lanes, seed, limit, spaces)
         self._poles = _CartPoles(env, lanes)
         self._punished, self._ones = bool(env._sutton_barto_reward), np.ones(lanes)
 
@@ -116,56 +119,51 @@ class CartPole(BatchLanes):
         if 1 in self._idle.tobytes():  # where it fell, so that waiting takes it nowhere
             self._poles.state[:, self._idle] = 0
         over = self._poles.step(actions)
-        return self._poles.seen, (-1.0 * over if self._punished else self._ones.copy()), over
+        return self._poles.seen, (-1.0 * over if self._punished else self._ones), over
 
 
-class CartPoleVector(CartPoleVectorEnv):
-    """Gymnasium's vector form of CartPole with a step that makes fewer arrays. An action
-    is not checked."""
+class CartPoleVector(CartPole):
+    """Lanes of CartPole as Gymnasium's vector form has them, whose generator is one: it
+    draws the beginnings of all lanes that begin together. Like others of its kind it
+    resets lanes that have finished, and takes no options.
 
-    state: Any
+    env: the vector form; it resets all lanes together
+    """
 
-    def reset(self, **settings: Any) -> Any:
-        seen, infos = super().reset(**settings)
-        self._poles = _CartPoles(self, self.num_envs)
-        self._poles.state[:] = self.state
-        self._ones, self._one = np.ones(self.num_envs, np.float32), np.ones(self.num_envs, np.int32)
-        self._limit = np.full(self.num_envs, self.max_episode_steps, np.int32)
-        self.state = self._poles.state
-        return seen, infos
+    fewest, resets_any = 1, False
 
-    def step(self, action: Array) -> Any:
-        terminated, begins = self._poles.step(action), self.prev_done
-        self.steps += self._one  # an array: numpy takes three times as long with a number
-        truncated = self.steps >= self._limit
-        reward = -terminated.astype(np.float32) if self._sutton_barto_reward else self._ones.copy()
-        seen = self._poles.seen.copy()
-        if 1 in begins.tobytes():
-            count = np.count_nonzero(begins)
-            self.state[:, begins] = self.np_random.uniform(self.low, self.high, (4, count))
-            seen[begins] = self.state[:, begins].T
-            self.steps[begins] = 0
-            reward[begins] = 0
-            terminated[begins] = truncated[begins] = False
-        self.prev_done = terminated | truncated
-        return seen, reward, terminated, truncated, {}
+    def __init__(self, env: Any, name: str, lanes: int, seed: int, limit: int) -> None:
+        super().__init__(env, name, lanes, seed, limit, lane_spaces(env, name))
 
-    def tidemill_state(self) -> Part:
-        """Return where all lanes are, and the generator of their beginnings."""
-        return {
-            "state": self.state,
-            "steps": self.steps,
-            "finished": self.prev_done,
-            "bounds": [self.low, self.high],
-            "generator": generator_state(self.np_random),
-        }
+    @classmethod
+    def fits(cls, env: Any) -> bool:
+        return bool(env.max_episode_steps > 0) and super().fits(env)
 
-    def load_tidemill_state(self, state: Part) -> None:
-        """Be as the environment was whose state this is."""
-        self.reset(seed=0)
-        self.state[:], self.steps[:] = state["state"], state["steps"]
-        self.prev_done, (self.low, self.high) = state["finished"], state["bounds"]
-        set_generator_state(self.np_random, state["generator"])
+    def seed(self, seed: int) -> None:
+        self._seed: int | None = seed  # of the next beginning
+
+    def enter_stage(self, options: Mapping[str, Any]) -> None:
+        raise no_options(self.name)
+
+    def _begin(self, lanes: Sequence[int]) -> Mapping[int, Any]:
+        """Reset these lanes and return their first observations."""
+        env, state, seed = self.env, self._poles.state, self._seed
+        if seed is not None or len(lanes) == self.lanes:
+            env.reset(seed=seed)
+            self._seed = None
+            state[:, lanes] = env.state[:, lanes]
+        else:
+            state[:, lanes] = env.np_random.uniform(env.low, env.high, (4, len(lanes)))
+        return dict(zip(lanes, state[:, lanes].T, strict=True))
+
+    def _lane_states(self) -> Part:
+        drawn = generator_state(self.env.np_random)
+        return {**super()._lane_states(), "seed": self._seed, "generator": drawn}
+
+    def _load_lane_states(self, state: Part) -> None:
+        super()._load_lane_states(state)
+        self._seed = state["seed"]
+        set_generator_state(self.env.np_random, state["generator"])
 
 
 class Pendulum(BatchLanes):

@@ -3,7 +3,7 @@
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, wait
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from queue import SimpleQueue
 from typing import Any, Literal
 
@@ -19,6 +19,7 @@ from tidemill.core.cut import Part
 from tidemill.core.errors import ConfigError, EnvironmentFault, raised_by
 from tidemill.core.schema import Arrays
 from tidemill.core.user_code_loading import Code, name_of_code
+from tidemill.envs.batch_lanes import BatchLanes, batch_of
 from tidemill.envs.episode_replay import tells_state
 from tidemill.envs.gymnasium_registry import arguments, call_maker, find_spec, fps_of, load_maker, outside
 from tidemill.envs.hanging_threads import HANGING
@@ -33,12 +34,6 @@ _PUBLISHED: dict[str, Autoreset] = {"NextStep": "next-step", "SameStep": "same-s
 _MODES = {mode: published for published, mode in _PUBLISHED.items()}
 _AHEAD_S = 1.0  # seconds of a step after which its thread's waiting is its actor's
 _CLOSING_S = 5.0  # seconds that a step under way has to end before the environment is left
-QUICKER = {
-    "gymnasium.envs.classic_control.cartpole:CartPoleVectorEnv": (
-        "tidemill.envs.classic_control:CartPoleVector"
-    )
-}
-"""By vector form that an id stands for: one that is equal to it in every bit."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,7 +73,7 @@ class GymnasiumVector(EnvironmentConfig):
     def outside(cls, settings: Mapping[str, Any]) -> Sequence[Outside]:
         return outside(settings)
 
-    def build(self, lanes: int, seed: int, render: bool = False) -> "VectorLanes":
+    def build(self, lanes: int, seed: int, render: bool = False) -> "VectorLanes | BatchLanes":
         """Return the environment with `lanes` lanes."""
         import gymnasium
 
@@ -90,8 +85,6 @@ class GymnasiumVector(EnvironmentConfig):
             maker = accepts = load_maker(str(self.make), "a gymnasium.vector.VectorEnv")
         else:
             spec = find_spec(str(self.id))
-            if str(spec.vector_entry_point) in QUICKER:
-                spec = replace(spec, vector_entry_point=QUICKER[str(spec.vector_entry_point)])
             accepts = spec.vector_entry_point
             if accepts is None:
                 raise ConfigError(
@@ -115,9 +108,10 @@ class GymnasiumVector(EnvironmentConfig):
             kwargs["render_mode"] = "rgb_array"
         env = call_maker(maker, f'vector environment "{name}"', accepts, kwargs)
         _check_vector(env, name, lanes)
-        vector = VectorLanes(
-            env, name, None if self.seed_argument else seed, autoreset_of(env, name, self.autoreset)
-        )
+        autoreset = autoreset_of(env, name, self.autoreset)
+        if self.id is not None and not render and (batch := batch_of(env, lanes)) is not None:
+            return batch(env, name, lanes, seed, env.max_episode_steps)
+        vector = VectorLanes(env, name, None if self.seed_argument else seed, autoreset)
         own = getattr(getattr(env, "spec", None), "max_episode_steps", None)
         vector.max_episode_steps = (own if self.max_episode_steps is None else self.max_episode_steps) or 0
         return vector
@@ -143,6 +137,24 @@ def _check_vector(env: Any, name: str, lanes: int) -> None:
     raise ConfigError(
         f'vector environment "{name}" was asked for num_envs = {lanes} and has {env.num_envs}; it must take '
         "the number that it is given"
+    )
+
+
+def lane_spaces(env: Any, name: str) -> Spaces:
+    """Return the spaces of a lane of a `gymnasium.vector.VectorEnv`."""
+    return Spaces(
+        from_gymnasium(env.single_observation_space, f"{name}: observation space"),
+        from_gymnasium(env.single_action_space, f"{name}: action space"),
+    )
+
+
+def no_options(name: str) -> ConfigError:
+    """Return the error of an environment whose lanes begin again by themselves, and that
+    was asked to begin them in another way."""
+    return ConfigError(
+        f"{name} resets finished lanes by itself, without options, so that the experiment can have no "
+        'curriculum; take GymnasiumVector(autoreset="disabled") where it can be told that, or copies of a '
+        "single environment (Gymnasium)"
     )
 
 
@@ -240,10 +252,7 @@ class VectorLanes(Environment):
         self.env, self.name, self.lanes, self.autoreset = env, name, int(env.num_envs), autoreset
         self.same_step = autoreset != "next-step"
         self.resets_any = partial_resets or autoreset == "disabled"
-        self._spaces = Spaces(
-            from_gymnasium(env.single_observation_space, f"{name}: observation space"),
-            from_gymnasium(env.single_action_space, f"{name}: action space"),
-        )
+        self._spaces = lane_spaces(env, name)
         self.agents = (AgentInfo("agent", self._spaces),)
         self._readers = readers_of(self._spaces.observation, _Reader)
         self._check = TickCheck(self._spaces.observation, name, ("agent",))
@@ -393,11 +402,7 @@ class VectorLanes(Environment):
 
     def enter_stage(self, options: Mapping[str, Any]) -> None:
         if self.autoreset != "disabled":
-            raise ConfigError(
-                f"{self.name} resets finished lanes by itself, without options, so that the experiment can "
-                'have no curriculum; take GymnasiumVector(autoreset="disabled") where it can be told that, '
-                "or copies of a single environment (Gymnasium)"
-            )
+            raise no_options(self.name)
         self._options = take_options(self.env, self.name, options)
         if "reset_mask" in self._options:
             raise ConfigError(

@@ -31,19 +31,23 @@ static inline float exp_within(float x)
     return e * power;
 }
 
-/* tanh, to 2 units in the last place: Moshier's polynomials (Cephes, tanhf and expf). */
+/* tanh, to 5 units in the last place, or 7 where no product is fused: x P(x²) / Q(x²), fitted to the
+   least relative error (1.3e-9) up to 9.011, from where on a float's is 1. */
 static inline float tanh_of(float x)
 {
-    float a = fabsf(x), s = x * x;
-    float small = -5.70498872745e-3f;
-    small = small * s + 2.06390887954e-2f;
-    small = small * s - 5.37397155531e-2f;
-    small = small * s + 1.33314422036e-1f;
-    small = small * s - 3.33332819422e-1f;
-    small = small * s * x + x;
-    float large = 1 - 2 / (exp_within(a > 10 ? 20 : 2 * a) + 1);
-    large = x < 0 ? -large : large;
-    return a < 0.625f ? small : large;
+    float a = x < -9.011f ? -9.011f : x > 9.011f ? 9.011f : x, s = a * a;
+    float p = -1.2222721168e-11f, q = 1.2881183152e-6f;
+    p = p * s + 3.0610923741e-8f;
+    p = p * s + 2.8018207213e-5f;
+    p = p * s + 3.8688597121e-3f;
+    p = p * s + 1.3680339394e-1f;
+    p = p * s + 1;
+    q = q * s + 3.9395695653e-4f;
+    q = q * s + 2.7247785031e-2f;
+    q = q * s + 4.7013671468e-1f;
+    q = q * s + 1;
+    float t = a * p / q;
+    return t > 1 ? 1 : t < -1 ? -1 : t;
 }
 
 /* h becomes what the activation makes of it; of GELU and SILU the slopes are written, too. */

@@ -7,7 +7,7 @@
    Rounding: no -ffast-math. NaN and infinities pass through as numpy's would, and no processor
    flag is changed. What may differ from numpy is written out: products of matrices are summed
    over blocks of BLOCK rows, in order, and those sums are added; a product and the sum that it
-   goes into may be rounded once (-ffp-contract=fast); tanh is made of polynomials. */
+   goes into may be rounded once (-ffp-contract=fast); tanh is a quotient of polynomials. */
 
 #include <math.h>
 #include <string.h>
