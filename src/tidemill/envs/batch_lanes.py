@@ -10,7 +10,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tidemill.api.environment import AgentInfo, Environment, Tick
-from tidemill.api.spaces import Spaces
 from tidemill.core.cut import Part, generator_state, set_generator_state
 from tidemill.core.errors import raised_by
 from tidemill.core.schema import Array, Arrays
@@ -67,15 +66,14 @@ class BatchLanes(Environment):
     """
 
     fewest = 4
+    _spaces_of = staticmethod(spaces_of)  # a lane's, of `env`
 
-    def __init__(
-        self, env: Any, name: str, lanes: int, seed: int, limit: int, spaces: Spaces | None = None
-    ) -> None:
+    def __init__(self, env: Any, name: str, lanes: int, seed: int, limit: int) -> None:
         """Take over `env`; `name` is what messages call it. After `limit` steps an
-        episode is cut; 0: never. `spaces`: a lane's; None: those of `env`."""
+        episode is cut; 0: never."""
         self.env, self.name, self.lanes = env, name, lanes
         self.max_episode_steps = limit
-        self._spaces = spaces or spaces_of(env, name)
+        self._spaces = self._spaces_of(env, name)
         self.agents = (AgentInfo("agent", self._spaces),)
         self.render_fps = fps_of(env)
         self._cast = action_caster(self._spaces.action)

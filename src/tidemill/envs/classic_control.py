@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tidemill.api.spaces import Spaces
 from tidemill.core.cut import Part, generator_state, set_generator_state
 from tidemill.core.schema import Array
 from tidemill.envs.batch_lanes import BatchLanes
@@ -95,10 +94,8 @@ class _CartPoles:
 class CartPole(BatchLanes):
     """Lanes of CartPole."""
 
-    def __init__(
-        self, env: Any, name: str, lanes: int, seed: int, limit: int, spaces: Spaces | None = None
-    ) -> None:
-        super().__init__(env, name, lanes, seed, limit, spaces)
+    def __init__(self, env: Any, name: str, lanes: int, seed: int, limit: int) -> None:
+        super().__init__(env, name, lanes, seed, limit)
         self._poles = _CartPoles(env, lanes)
         self._punished, self._ones = bool(env._sutton_barto_reward), np.ones(lanes)
 
@@ -131,9 +128,7 @@ class CartPoleVector(CartPole):
     """
 
     fewest, resets_any = 1, False
-
-    def __init__(self, env: Any, name: str, lanes: int, seed: int, limit: int) -> None:
-        super().__init__(env, name, lanes, seed, limit, lane_spaces(env, name))
+    _spaces_of = staticmethod(lane_spaces)
 
     @classmethod
     def fits(cls, env: Any) -> bool:
