@@ -220,6 +220,8 @@ def test_large_finite_numbers_are_no_fault():
         ({"id": "CartPol-v1"}, 'did you mean "CartPole-v1"'),
         ({"id": "CartPole-v1", "kwargs": {"sutton_barto_rewad": True}}, 'did you mean "sutton_barto_reward"'),
         ({"id": "no_such_module:Thing-v0"}, 'no module "no_such_module"'),
+        ({"id": "numpy.linalg:Qwxyz-v0"}, 'importing numpy.linalg registers none.*"numpy.envs:Qwxyz-v0"'),
+        ({"id": "gymnasium.envs:Qwxyz-v0"}, r"gymnasium registers \S.*, …\."),
         ({"make": "no_such_file.py:make"}, "no file no_such_file.py"),
         ({"make": f"{GAMES}:Countr"}, 'did you mean "Counter"'),
         ({"make": f"{GAMES}:not_an_env"}, "is no gymnasium.Env"),

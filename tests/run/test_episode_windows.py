@@ -272,6 +272,7 @@ def test_views_show_each_policys_return() -> None:
             steps=0,
             limit=None,
             steps_per_second=0,
+            gathered_per_second=0,
             mean_returns=returns,
             episodes=0,
             updates=0,

@@ -9,7 +9,7 @@ from tidemill.run.live_view import LiveView, PlainView, make_view, picture
 from tidemill.run.snapshot import LimiterView, Snapshot, WorkerView, evaluations_of
 
 ACTOR = WorkerView("actor.0", "running", {"environment": 0.5, "inference": 0.25, "odd": 0.125}, 48211.0)
-START = Snapshot("cartpole-1", 0.0, 0, 600_000, 0.0, {"": None}, 0, 0, None, 0, (ACTOR,))
+START = Snapshot("cartpole-1", 0.0, 0, 600_000, 0.0, 48_211.0, {"": None}, 0, 0, None, 0, (ACTOR,))
 LATER = dataclasses.replace(
     START,
     seconds=3725.0,
@@ -103,6 +103,17 @@ def test_a_plain_line_tells_every_figure() -> None:
         "1:02:05  steps 150,000 of 600,000  steps/s 97k  return 123.5  episodes 1,711  updates 20  lag 1.0  "
         "dropped 3"
     )
+
+
+def test_a_plain_line_without_a_new_update_tells_what_is_gathered() -> None:
+    view = PlainView(console())
+    for seconds, state in ((0.0, "starting"), (0.0, "running"), (5.0, "running"), (10.0, "paused")):
+        view.show(dataclasses.replace(START, seconds=seconds, state=state))
+    view.show(dataclasses.replace(START, seconds=15.0, updates=1))
+    view.show(dataclasses.replace(START, seconds=20.0, updates=1, gathered_per_second=47.6))
+    lines = text(view._console).splitlines()
+    assert ["gathered/s" in line for line in lines] == [False, True, True, False, False, True]
+    assert lines[-1].endswith("updates 1  lag –  dropped 0  gathered/s 47.6")
 
 
 def test_evaluations_are_told_and_shown() -> None:

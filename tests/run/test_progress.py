@@ -154,6 +154,29 @@ def test_iterations_are_noted_and_no_other_measurements() -> None:
     assert progress.iterations == [{"step": 20.0, "number": 1.0, "training_return": 2.0}]
 
 
+def test_the_clock_goes_on_while_no_update_comes(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100.0]
+    monkeypatch.setattr("tidemill.run.progress.awake", lambda: now[0])
+    progress = Progress(seconds=50.0)  # of an earlier life
+    progress.begin(experiments.cartpole())
+    members = {"trainer-0": Member(Trainer(policy="policy", algorithm=PPO()), Mock())}
+    now[0] = 107.0
+    assert progress.clock == 50.0  # its workers start
+    progress.mark()
+    now[0] = 117.0
+    assert progress.clock == 60.0
+    progress.count_update("trainer-0", update(61), members)
+    assert progress.clock == 61.0
+    now[0] = 120.0
+    assert progress.clock == 64.0
+    progress.pause()
+    now[0] = 1_000.0
+    assert progress.clock == 64.0
+    progress.go_on()
+    now[0] = 1_002.0
+    assert progress.clock == 66.0
+
+
 def test_what_a_crash_would_cost_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
     """Seconds since the oldest of the policies' newest checkpoints, of those that were
     updated since, and most env steps of one since its own; before each has one, all of

@@ -132,10 +132,17 @@ class Panic(BaseException):
     [
         ([np.zeros((4, 4, 3), np.uint8)], r"render\(\) gave \[array.*it must be one array"),
         (np.zeros((0, 0, 3), np.uint8), r"shape \(0, 0, 3\); it must be"),
-        (Panic("no GPU"), "cannot draw: Panic: no GPU; MuJoCo"),
+        (Panic("no GPU"), r"cannot draw: Panic: no GPU \(.*mock.py, line \d+, in .*\)$"),
     ],
 )
-def test_what_is_no_picture_is_named(drawn: Any, says: str) -> None:
+def test_what_is_no_picture_is_named(drawn: Any, says: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "mujoco", raising=False)
     environment = Mock(render=Mock(side_effect=[drawn]))
     with pytest.raises(RunError, match=says):
         _picture(environment)
+
+
+def test_who_cannot_draw_by_mujoco_is_told_what_that_draws_by(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "mujoco", Mock())
+    with pytest.raises(RunError, match=r"no GPU.*; MuJoCo draws without a display by"):
+        _picture(Mock(render=Mock(side_effect=Panic("no GPU"))))

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from tests.workers.world import OFFSET, Known, Marked, World, check_samples
 
+from tidemill.api.control_messages import WorkerStatistics
 from tidemill.api.environment import AgentInfo
 from tidemill.api.spaces import Box, Discrete, Spaces
 from tidemill.core.errors import ConfigError
@@ -54,6 +55,23 @@ def play(world: World, until: Callable[[], bool], most: int = 300) -> None:
         if until():
             return
     raise AssertionError(f"not so after {most} polls")
+
+
+def test_what_an_actor_has_stepped_is_told_within_a_poll(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With slow environments a poll of many ticks takes seconds."""
+    monkeypatch.setattr("tidemill.workers.actor.HEARTBEAT", -1.0)  # with each tick
+    monkeypatch.setattr("tidemill.workers.base.HEARTBEAT", 3600.0)
+    world = world_of(lanes=2, slots=4)
+    world.begin()
+    for _ in range(3):
+        world.sent()
+        steps = world.actor.order.steps
+        world.actor.run_once()
+        world.drain()
+        beats = [m.time for m in world.sent() if isinstance(m, WorkerStatistics)]
+        told = [round(beat["samples_per_second"] * beat["seconds"]) for beat in beats]
+        assert len(told) > 3 and sum(told) == world.actor.order.steps - steps > 0
+        assert max(told) <= 2  # of one tick
 
 
 # ---- the ring --------------------------------------------------------------------------

@@ -36,6 +36,8 @@ _REGISTERED_BY = (
 """By names of environments: what pip installs, and the module whose import registers
 them."""
 
+MOST_NAMED = 20  # of a package's environments, where an unknown one is asked for
+
 _ANOTHER = (
     ". Another copy of it may have that: a run makes one for each lane, and one more to know its spaces; "
     "give each copy its own, or close the one before"
@@ -64,15 +66,34 @@ def find_spec(env_id: str) -> Any:
         raise ConfigError(f'no environment is called "{env_id}" here; take {now}')
     if name in gymnasium.registry:
         return gymnasium.registry[name]
-    hint = (
-        did_you_mean(name, gymnasium.registry)
-        if difflib.get_close_matches(name, gymnasium.registry)
-        else "gymnasium.pprint_registry() lists those that are known, and Atari games are named like "
-        "ALE/Pong-v5."
-    )
+    if difflib.get_close_matches(name, gymnasium.registry):
+        hint = did_you_mean(name, gymnasium.registry)
+    elif module:
+        hint = _registered_by(module, name)
+    else:
+        hint = "gymnasium.pprint_registry() lists those that are known, and Atari games are named like "
+        hint += "ALE/Pong-v5."
     raise ConfigError(
         f'no environment "{env_id}" is registered; {hint} One that a package registers when imported is '
         'named "module:ENV_ID", one that a function makes "module:FUNCTION" or "FILE.py:FUNCTION"'
+    )
+
+
+def _registered_by(module: str, name: str) -> str:
+    """Return what to say of a module that has been imported, and registers no `name`."""
+    import gymnasium
+
+    package = module.partition(".")[0]
+    own = [
+        known
+        for known, spec in gymnasium.registry.items()
+        if str(spec.entry_point).startswith((f"{package}.", f"{package}:"))
+    ]
+    if own:
+        return f"{package} registers {', '.join(sorted(own)[:MOST_NAMED])}{', …' * (len(own) > MOST_NAMED)}."
+    return (
+        f"importing {module} registers none of its own: name the module that does, as its documentation "
+        f'says (of many packages it is "{package}.envs:{name}").'
     )
 
 

@@ -116,16 +116,17 @@ class PlainView(View):
         if (
             last
             and (snapshot.state, snapshot.stage) == (last.state, last.stage)
-            and snapshot.seconds < last.seconds + LINE_EVERY
+            and abs(snapshot.seconds - last.seconds) < LINE_EVERY  # a run may go back
         ):
             return
         self._last = snapshot
-        figures = (
-            _figures(snapshot)
-            if snapshot.state == "running"
-            else {"state": snapshot.state, **_figures(snapshot)}
-        )
-        values = {**figures, **snapshot.evaluations}
+        values = _figures(snapshot)
+        if snapshot.state != "running":
+            values = {"state": snapshot.state, **values}
+        elif last and snapshot.updates == last.updates:  # much has to be gathered for each
+            values["gathered/s"] = short(snapshot.gathered_per_second)
+        for name, evaluation in snapshot.evaluations.items():
+            values[name] = str(evaluation)
         self._line(
             f"{_clock(snapshot.seconds):>8}  "
             + "  ".join(f"{name} {value}" for name, value in values.items())
@@ -153,7 +154,7 @@ class LiveView(View):
         if (
             self._drawn
             and snapshot.state == self._drawn.state
-            and snapshot.seconds < self._drawn.seconds + DRAW_EVERY
+            and abs(snapshot.seconds - self._drawn.seconds) < DRAW_EVERY
         ):
             return
         self._draw(snapshot)

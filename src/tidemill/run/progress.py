@@ -37,8 +37,10 @@ class Rate:
         self._forget(now)
 
     def _forget(self, now: float) -> None:
-        while len(self._marks) > 1 and self._marks[1][0] <= now - self._seconds:
-            self._marks.popleft()
+        """Forget what is older than so many seconds, and than the time between two."""
+        marks = self._marks
+        while len(marks) > 1 and now - marks[1][0] >= max(self._seconds, marks[1][0] - marks[0][0]):
+            marks.popleft()
 
     def per_second(self, now: float) -> float:
         """Return the growth per second up to now, 0 before anything was told."""
@@ -56,6 +58,7 @@ class Progress:
     steps: int = 0
     updates: int = 0
     seconds: float = 0.0
+    """Of training, as of the newest update."""
     dropped: int = 0
     policy_updates: dict[str, int] = field(default_factory=dict)
     """After how many updates policies go on that go back to checkpoints."""
@@ -101,6 +104,8 @@ class Progress:
     began: float = field(default_factory=awake)
     """When this life of the run began, and after how many env steps."""
     steps_at_start: int = 0
+    marked_at: float | None = None
+    """When the newest update was told, or the run began; None before it has begun."""
     paused_at: float | None = None
     """When the run was paused, while it is."""
     limiters: dict[str, dict[str, float]] = field(default_factory=dict)
@@ -132,9 +137,20 @@ class Progress:
         if self.paused_at is not None:
             now, paused = awake(), self.paused_at
             self.began += now - max(self.began, paused)
+            if self.marked_at is not None:
+                self.marked_at += now - max(self.marked_at, paused)
             for policy, (at, steps, updates) in self.saved.items():
                 self.saved[policy] = at + now - max(at, paused), steps, updates
         self.paused_at = None
+
+    @property
+    def clock(self) -> float:
+        """Seconds of training until now: they go on while no update comes, and stand
+        still until the run has begun, and in pauses."""
+        if self.marked_at is None:
+            return self.seconds
+        now = awake() if self.paused_at is None else self.paused_at
+        return self.seconds + max(now - self.marked_at, 0.0)
 
     @property
     def crash_cost(self) -> tuple[float, int]:
@@ -274,7 +290,8 @@ class Progress:
 
     def mark(self) -> None:
         """Say that the run is here now: at its start, and with each update."""
-        self.rate.add(awake(), self.steps)
+        self.marked_at = awake()
+        self.rate.add(self.marked_at, self.steps)
 
     def note_iteration(self, step: int, values: Mapping[str, float]) -> None:
         """Note what was measured if it is what an iteration came to."""

@@ -91,8 +91,10 @@ class LimiterView:
 class Snapshot:
     """A run at one moment.
 
+    seconds: of training until now (see `Progress.clock`)
     steps: env steps that entered training, of `limit` (None: no limit)
     steps_per_second: over the last few seconds
+    gathered_per_second: env steps that all actors make together
     mean_returns: mean returns of the last episodes of each policy, by its name or ""
         where there is one; None before the first has ended
     lag: mean age of the rows in the newest batch, in versions; None before the first
@@ -113,6 +115,7 @@ class Snapshot:
     steps: int
     limit: int | None
     steps_per_second: float
+    gathered_per_second: float
     mean_returns: Mapping[str, float | None]
     episodes: int
     updates: int
@@ -131,21 +134,22 @@ class Snapshot:
 
 def snapshot(controller: Controller) -> Snapshot:
     """Return the run as it is now."""
-    progress = controller.state.progress
+    progress, members = controller.state.progress, controller.state.members
     return Snapshot(
         run=controller.job.experiment.name,
-        seconds=progress.seconds,
+        seconds=progress.clock,
         steps=progress.steps,
         limit=controller.job.experiment.limits.steps,
         steps_per_second=controller.steps_per_second,
+        gathered_per_second=sum(
+            m.rate for m in members.values() if m.runs and isinstance(m.config, ActorConfig)
+        ),
         mean_returns=progress.mean_returns,
         episodes=progress.episodes,
         updates=progress.updates,
         lag=progress.metrics.get("lag/mean"),
         dropped=progress.dropped,
-        workers=tuple(
-            WorkerView(name, m.state.value, m.shares, m.rate) for name, m in controller.state.members.items()
-        ),
+        workers=tuple(WorkerView(name, m.state.value, m.shares, m.rate) for name, m in members.items()),
         state=controller.state.phase,
         memory=str(controller.state.plan or ""),
         stage=progress.where,

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from rich.progress import TimeElapsedColumn
 
 from tidemill.api.environment import Environment
-from tidemill.core.errors import ConfigError, RunError, fault_of, message_of, no_exits
+from tidemill.core.errors import ConfigError, RunError, fault_of, message_of, no_exits, place
 from tidemill.core.forgiving_output import forgiving_output
 from tidemill.core.seeding import derive_seed
 from tidemill.envs.space_values import brief
@@ -152,9 +152,13 @@ def _picture(environment: Environment) -> NDArray[np.uint8]:
         picture = environment.render()
     except BaseException as raised:  # drawing is the environment's own code, and its libraries'
         error = fault_of(raised)
+        mujoco = (
+            "; MuJoCo draws without a display by what the variable MUJOCO_GL says: egl or osmesa, whichever "
+            "this machine has"
+        )
         raise RunError(
-            f"the environment cannot draw: {type(raised).__name__}: {message_of(raised)}; MuJoCo draws "
-            "without a display by what the variable MUJOCO_GL says: egl or osmesa, whichever this machine has"
+            f"the environment cannot draw: {type(raised).__name__}: {message_of(raised)}{place(raised)}"
+            + mujoco * ("mujoco" in sys.modules)
         ) from error
     if picture is None:
         raise RunError(

@@ -83,6 +83,7 @@ class ActorWorker(Worker):
         self._restarts: LaneRestarts | None = None
         self._times = StepTimes()  # of ticks
         self._beat_at = self.clock.since
+        self._counted = (0, 0)  # env steps and ticks of polls that have ended
         self._ring: EnvRing | None = None  # what is cut, in runs that resume exactly
         self._stages = ActorStages(
             context,
@@ -159,6 +160,7 @@ class ActorWorker(Worker):
         self._faults.watch(self.order, self._environments, groups, self._ring is not None)
         self._stages.begin()
         self._go_on_from_cut()
+        self._counted = self.order.steps, self.order.ticks
         return Facts(
             spaces={spec.policy: own for spec, own in zip(config.agents, spaces, strict=True)},
             samples={
@@ -318,13 +320,18 @@ class ActorWorker(Worker):
         if self._finishing and order.finish(True):
             self.pause()
             return PollResult()
-        ticks, steps = order.ticks, order.steps
+        steps, ticks = self._counted = order.steps, order.ticks
         order.called = False
         order.serve(MAX_POLL_STEPS)
         if order.ticks > ticks and self._stages.rounds is None:
             self._report_episodes()
         self.order.look()
+        self._counted = order.steps, order.ticks
         return PollResult(order.steps - steps, order.ticks - ticks)
+
+    def _counts(self) -> tuple[int, int]:
+        steps, ticks = self._counted
+        return self._samples + self.order.steps - steps, self._batches + self.order.ticks - ticks
 
     def _flush(self, least: int) -> bool:
         """Flush where at least `least` requests are buffered. True when anything was

@@ -126,6 +126,11 @@ class Worker(WorkerHandle):
         """Return further numbers for the regular statistics."""
         return {}
 
+    def _counts(self) -> tuple[int, int]:
+        """Return the samples and batches so far, with those of a poll that goes on, where
+        it tells of itself meanwhile."""
+        return self._samples, self._batches
+
     def _progress(self) -> int:
         """Return how much was done so far, in any unit."""
         return self._samples + self._batches
@@ -428,15 +433,16 @@ class Worker(WorkerHandle):
     def _beat(self) -> None:
         now = awake()
         seconds = max(now - self._last_beat, 1e-9)
-        samples, batches = self._last_counts
+        samples, batches = counts = self._counts()
+        samples_before, batches_before = self._last_counts
         time = {f"share/{place}": share for place, share in self.clock.time_shares().items()}
-        time["samples_per_second"] = (self._samples - samples) / seconds
-        time["batches_per_second"] = (self._batches - batches) / seconds
+        time["samples_per_second"] = (samples - samples_before) / seconds
+        time["batches_per_second"] = (batches - batches_before) / seconds
         time["rescues"] = self.rescues
         time["longest_poll"] = self._longest_poll
         time["seconds"] = seconds
         time |= self._paces()
-        self._last_beat, self._last_counts = now, (self._samples, self._batches)
+        self._last_beat, self._last_counts = now, counts
         away, pauses = self._away()
         self.report(
             WorkerStatistics(
