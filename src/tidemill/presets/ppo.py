@@ -116,16 +116,16 @@ TUNED: dict[str, Preset] = {
         ),
         steps=1_000_000,
     ),
-    # 562 to 1,008 at 200 k env steps (six seeds, 758 in the mean; the default 560), 2,237 at
-    # 600 k (one): four times as many steps of Adam, each a sixth as large
+    # 562 to 1,008 at 200 k env steps (six seeds, 758 in the mean; the default 560), 2,237
+    # at 600 k (one): four times as many steps of Adam, each a sixth as large
     "Walker2d-v5": partial(
         ppo,
         sample_steps=64,
         algorithm=PPO(learning_rate=5e-5, minibatch_size=32, epochs=20, clip=0.1, max_gradient_norm=1.0),
         steps=1_000_000,
     ),
-    # 899 to 942 at 100 k env steps, of which the last 100 episodes are nearly all (six seeds;
-    # the default 780 to 794)
+    # 899 to 942 at 100 k env steps, of which the last 100 episodes are nearly all (six
+    # seeds; the default 780 to 794)
     "InvertedPendulum-v5": partial(ppo, lanes=4, sample_steps=64, algorithm=PPO(clip=0.4), steps=200_000),
     # 227 to 293 at 200 k env steps, where discounting by 0.99 leaves it at 37: a stroke
     # pays late
