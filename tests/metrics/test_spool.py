@@ -73,9 +73,10 @@ def anew() -> Iterator[None]:
     for kind in (Noting, Hanging):
         kind.steps, kind.calls, kind.threads = [], [], set()
     Hanging.entered, Hanging.back = threading.Event(), threading.Event()
+    before = {*threading.enumerate()}  # other tests' may go on
     yield
     Hanging.back.set()
-    until(lambda: not any(thread.name.startswith("sink ") for thread in threading.enumerate()))
+    until(lambda: not any(t.name.startswith("sink ") for t in {*threading.enumerate()} - before))
 
 
 def messages(caplog: pytest.LogCaptureFixture) -> list[str]:
