@@ -69,7 +69,7 @@ def find_spec(env_id: str) -> Any:
     if difflib.get_close_matches(name, gymnasium.registry):
         hint = did_you_mean(name, gymnasium.registry)
     elif module:
-        hint = _registered_by(module, name)
+        hint = _named_by(module, name)
     else:
         hint = "gymnasium.pprint_registry() lists those that are known, and Atari games are named like "
         hint += "ALE/Pong-v5."
@@ -79,7 +79,7 @@ def find_spec(env_id: str) -> Any:
     )
 
 
-def _registered_by(module: str, name: str) -> str:
+def _named_by(module: str, name: str) -> str:
     """Return what to say of a module that has been imported, and registers no `name`."""
     import gymnasium
 
