@@ -89,8 +89,9 @@ ON_SCREENS: dict[str, Any] = {
     "epsilon": LinearSchedule(1, 0.05, to_step=400_000),
 }
 
-# rl-zoo's DQN for Acrobot and LunarLander with targets of 3 steps, and half the updates
-quick_to_explore = partial(
+# What DQN has for tasks of control: rl-zoo's settings for Acrobot and LunarLander with
+# targets of 3 steps, and half the updates
+control_learning = partial(
     off_policy,
     policy=QNetwork(hidden=(256, 256), duelling=False),
     algorithm=DQN(
@@ -132,22 +133,18 @@ DQN_PRESETS = Presets(
         # steps: each lane plays 16 by one, and then come 32 updates. With targets of one
         # step it was at -160 then
         "MountainCar-v0": partial(
-            off_policy,
-            policy=QNetwork(hidden=(256, 256), duelling=False),
+            control_learning,
             algorithm=DQN(
                 double=False,
                 learning_rate=1e-3,
                 target_steps=600,
                 epsilon=LinearSchedule(1, 0.07, to_step=24_000),
             ),
-            buffer=Replay(capacity=50_000, steps=3),
-            batch_size=128,
             ratio="32/64",
-            lanes=4,
             steps=120_000,
         ),
-        "LunarLander-v3": partial(quick_to_explore, steps=300_000),
-        "Acrobot-v1": partial(quick_to_explore, steps=100_000),
+        "LunarLander-v3": partial(control_learning, steps=300_000),
+        "Acrobot-v1": partial(control_learning, steps=100_000),
         # its convolution, and a hidden layer
         "MinAtar/": partial(
             off_policy,
