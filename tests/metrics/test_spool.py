@@ -266,6 +266,20 @@ def test_a_sink_that_never_comes_back_from_being_made_is_an_error(
     until(lambda: Noting.calls[2:] == ["made", "close"])
 
 
+def test_a_signal_as_a_sinks_thread_begins_leaves_none_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Interrupted(threading.Thread):
+        def start(self) -> None:
+            super().start()
+            raise KeyboardInterrupt  # as where a signal comes while its begin is waited for
+
+    monkeypatch.setattr(threading, "Thread", Interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        MetricsWriter(LoggedRun(tmp_path), [Noting])
+    until(lambda: Noting.calls == ["made", "close"])
+
+
 def test_what_is_no_exception_ends_the_sink_alone(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     class Panic(BaseException):
         """As what code in Rust raises."""

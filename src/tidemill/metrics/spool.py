@@ -59,12 +59,12 @@ class Spool:
         self._over = False  # no more is written
         self._closing = self._left = False
         self._thread = threading.Thread(target=self._work, name=f"sink {kind.__name__}", daemon=True)
-        try:
-            self._thread.start()
-        except RuntimeError as error:  # no more are allowed, and a run in one thread needs none
-            self._stop(error)
-            return
-        try:
+        try:  # a signal is heard as soon as the thread has begun, within `start`
+            try:
+                self._thread.start()
+            except RuntimeError as error:  # no more are allowed, and a run in one thread needs none
+                self._stop(error)
+                return
             self._made.result(MAKING)
         except BaseException as error:
             self._leave()
