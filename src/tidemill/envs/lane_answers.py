@@ -4,8 +4,10 @@ for all of them, and what does not fit their spaces explained."""
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from tidemill.api.environment import Tick
-from tidemill.api.spaces import Space
+from tidemill.api.spaces import Space, Tuple
 from tidemill.core.errors import EnvironmentFault, message_of
 from tidemill.core.schema import Arrays
 from tidemill.envs.space_values import LeafReader, brief, readers_of
@@ -20,7 +22,7 @@ class LaneAnswers:
     """The answers of lanes that observe `space`. `name` is what messages call them."""
 
     def __init__(self, space: Space, name: str) -> None:
-        self._name = name
+        self._space, self._name = space, name
         self._readers = readers_of(space, LeafReader)
         self._check = TickCheck(space, name, ("agent",))
 
@@ -88,6 +90,12 @@ class LaneAnswers:
         observation, reward, terminated, truncated, _ = result
         for reader in self._readers:
             reader.check(observation, where)
+        parts = len(self._space.spaces) if isinstance(self._space, Tuple) else 0
+        if parts > 1 and np.shape(reward) == (parts,):
+            raise EnvironmentFault(
+                f"{where}: reward is {brief(reward)}, one for each part of the observation, as where several "
+                f'agents play: they are trained by the name "pettingzoo:{self._name}"'
+            )
         check_number(reward, "reward of agent agent", where)
         check_flag(terminated, "terminated of agent agent", where)
         check_flag(truncated, "truncated of agent agent", where)

@@ -18,9 +18,10 @@ from tidemill.core.config import check_counts
 from tidemill.core.errors import ConfigError, close_each, did_you_mean, fault_of, forgiving, message_of
 from tidemill.core.user_code_loading import Code, import_module, module_file, name_of_code
 from tidemill.envs.aec import AECLanes
-from tidemill.envs.gymnasium_registry import call_maker, load_maker, pictures
+from tidemill.envs.gymnasium_registry import call_maker, is_registered, load_maker, pictures
 from tidemill.envs.multi_agent import AgentLanes, AgentView
 from tidemill.envs.parallel import ParallelLanes
+from tidemill.envs.plain_gymnasium import Gymnasium
 from tidemill.envs.space_values import brief
 from tidemill.envs.spaces import from_gymnasium
 
@@ -46,7 +47,8 @@ _FAMILIES = {
 @dataclass(frozen=True, kw_only=True)
 class PettingZoo(EnvironmentConfig):
     """A `PettingZoo` config builds a PettingZoo environment, a `ParallelEnv` or an
-    `AECEnv`, whichever `make` returns.
+    `AECEnv`, whichever `make` returns. A `gymnasium.Env` whose observations, actions and
+    rewards are tuples with a part for each agent is taken as a `ParallelEnv`.
 
     Agents are those of its `possible_agents`, in their order. An observation that is a
     Dict with a part `action_mask` keeps it as a part; a mask that comes in the agents'
@@ -55,7 +57,8 @@ class PettingZoo(EnvironmentConfig):
     make: "module:NAME" or "FILE.py:NAME": a class or function that returns the
         environment. "module" alone: its `parallel_env`, or else its `env`. By
         PettingZoo's registry: "pettingzoo:make", with kwargs = {"env_type": "aec", "id":
-        "classic/chess-v6"}
+        "classic/chess-v6"}; by Gymnasium's: "module:ENV_ID", as
+        "rware:rware-tiny-2ag-v2"
     kwargs: arguments of it
     state: whether the environment's global state (its `state()`) is added to every
         observation, as part `global_state`: for critics
@@ -90,11 +93,10 @@ class PettingZoo(EnvironmentConfig):
         _need(self.make, "pettingzoo")
         from pettingzoo import ParallelEnv
 
-        maker, accepts = find_maker(self.make)
-        envs = [self._make_one(maker, accepts, render)]
+        envs = [self._make_one(render)]
         try:
             ids, sights, actions = self._look(envs[0], seed)
-            envs.extend(self._make_one(maker, accepts, False) for _ in range(1, lanes))
+            envs.extend(self._make_one(False) for _ in range(1, lanes))
             for lane, env in enumerate(envs):
                 self._check_equal(env, envs[0], lane)
             kind = ParallelLanes if isinstance(envs[0], ParallelEnv) else AECLanes
@@ -106,14 +108,29 @@ class PettingZoo(EnvironmentConfig):
                 close_each(env.close for env in envs)
             raise
 
-    def _make_one(self, maker: Callable[..., Any], accepts: Callable[..., Any], render: bool) -> Any:
+    def _make_one(self, render: bool) -> Any:
+        from gymnasium import Env
         from pettingzoo import AECEnv, ParallelEnv
 
-        env = call_maker(maker, self.make, accepts, {**self.kwargs, **(pictures(maker) if render else {})})
+        from tidemill.envs.tuple_agents import TupleAgents
+
+        if is_registered(self.make):
+            env = Gymnasium(id=self.make, kwargs=self.kwargs).make_one(render)
+        else:
+            maker, accepts = find_maker(self.make)
+            given = {**self.kwargs, **(pictures(maker) if render else {})}
+            env = call_maker(maker, self.make, accepts, given)
+        if isinstance(env, Env):
+            try:
+                return TupleAgents(env, self.make)
+            except BaseException:
+                with forgiving():
+                    env.close()
+                raise
         if not isinstance(env, (AECEnv, ParallelEnv)):
             raise ConfigError(
                 f"make: {self.make} returned {env!r}, which is neither a pettingzoo.ParallelEnv nor a "
-                "pettingzoo.AECEnv"
+                "pettingzoo.AECEnv, nor a gymnasium.Env of several agents"
             )
         return env
 

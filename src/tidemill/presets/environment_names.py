@@ -79,11 +79,10 @@ def environment_from(
             f'"{text}" is a file; say what of it is meant: {text}:experiment, a function of that name, or '
             f"{text}:NAME, an environment"
         )
+    from tidemill.envs.gymnasium_registry import is_registered
     from tidemill.envs.plain_gymnasium import Gymnasium
 
-    # An identifier that ends in a version, or stands in a namespace, is no name that
-    # Python allows.
-    if not source or re.fullmatch(r".*-v\d+|.+/.+", name):
+    if not source or is_registered(text):
         return in_wrappers(Gymnasium(id=text, kwargs=given), wrap)
     from tidemill.envs.asynchronous import Asynchronous, is_asynchronous
 
