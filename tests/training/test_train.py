@@ -200,6 +200,7 @@ def test_environments_that_are_made_one_after_another_have_the_deadline_of_a_sta
 ) -> None:
     """By a clock on which each takes most of that."""
     monkeypatch.chdir(tmp_path)
+    before = {*threading.enumerate()}  # other tests' may hang for good
     later, told, over = [0.0], threading.Event(), threading.Event()
     starts, take = (
         load_attribute(f"{experiments.ENVIRONMENTS}:Starts", "test"),
@@ -240,7 +241,7 @@ def test_environments_that_are_made_one_after_another_have_the_deadline_of_a_sta
     with pytest.raises(RunError, match=r"actor-0 did not become ready, and said nothing for 120 s"):
         train(made, run_dir=tmp_path / "silent", **run)
     over.set()
-    for thread in threading.enumerate():
+    for thread in {*threading.enumerate()} - before:
         if thread.name == "actor-0":
             thread.join(60)
 
