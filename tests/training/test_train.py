@@ -237,7 +237,8 @@ def test_environments_that_are_made_one_after_another_have_the_deadline_of_a_sta
     assert later[0] > 3 * beginning.READY_DEADLINE
     monkeypatch.setattr(starts, "__init__", make_silently)
     monkeypatch.setattr(actor, "TELL", 1e9)
-    monkeypatch.setattr(ending, "CLOSE_DEADLINE", 0.1)  # it stays where it is
+    for deadline in ("CLOSE_DEADLINE", "CLOSING"):  # it stays where it is
+        monkeypatch.setattr(ending, deadline, 0.1)
     with pytest.raises(RunError, match=r"actor-0 did not become ready, and said nothing for 120 s"):
         train(made, run_dir=tmp_path / "silent", **run)
     over.set()
