@@ -1157,7 +1157,7 @@ def test_a_run_of_cartpole_and_its_resumption(tmp_path: Path, monkeypatch: pytes
     said = train(tmp_path, "CartPole-v1", "--max-steps", "20000")
     record = json.loads((tmp_path / "run" / "layout.json").read_bytes())
     layout = parse(record["layout"])
-    assert layout.rows == 64 * 64 and layout.threads == 0 and str(layout) in said
+    assert layout.rows == 32 * 64 and layout.threads == 0 and str(layout) in said
     monkeypatch.setattr(arranging, "probe", lambda *_: pytest.fail("measured"))
     tidemill.resume(tmp_path / "run", limits={"steps": 30_000}, quiet=True)
     assert (

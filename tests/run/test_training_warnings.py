@@ -46,6 +46,10 @@ def test_what_is_solved_gives_none():
     end = {"explained_variance": -0.2, "kl": 1e-7, "clip_fraction": 0.0, "entropy": 0.3, "return/mean": 500.0}
     assert not told((30, {}), (300, end))
     assert not told((30, {}), (300, {**end, "entropy": 0.0, "kl": 0.0}))
+    # so soon that values never came to explain anything
+    climbing = [(1, {"explained_variance": -1.0, "return/mean": 20.0 + 16 * n}) for n in range(30)]
+    assert not told(*climbing, (300, {**end, "return/mean": 490.0}))
+    assert told(*climbing, (300, {**end, "return/mean": 420.0}))
 
 
 @pytest.mark.parametrize(
@@ -79,7 +83,7 @@ def test_what_is_solved_gives_none():
             "workers.trainer.algorithm.entropy_coefficient=0.01",
         ),
         (
-            {"explained_variance": 0.01},
+            {"explained_variance": 0.01, "return/mean": 19.0},
             LONG - 1,
             "values explain nothing of the returns (explained_variance 0.01 after 60 records, never above "
             "0.01): they learn too slowly, or observations do not tell how well it goes",

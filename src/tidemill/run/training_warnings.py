@@ -88,6 +88,14 @@ class TrainerHistory:
         first = next((p.mean_return for p in self.early if isfinite(p.mean_return)), nan)
         return not self.lately("mean_return") <= first
 
+    @property
+    def settled(self) -> bool:
+        """True where the last points have returns near the largest, which hardly differ
+        beside what they have risen by."""
+        least, largest = self.returns
+        late = [point.mean_return for point in self.late]
+        return least < largest and min(late) >= largest - 0.1 * (largest - least)
+
 
 def _median(points: "list[TrainerPoint] | deque[TrainerPoint]", name: str) -> float:
     values: list[float] = list(map(attrgetter(name), points))
@@ -157,8 +165,8 @@ def untrained_critic(history: TrainerHistory) -> TrainingWarning | None:
     """Tell of values that never came to tell one state from another."""
     if not (history.whole and history.count >= LONG and -inf < history.explained < 0.05):
         return None
-    if same_returns(history):
-        return None  # there is nothing to explain
+    if same_returns(history) or history.settled:
+        return None  # there is nothing to explain, as in CartPole at 500
     return TrainingWarning(
         f"values explain nothing of the returns (explained_variance "
         f"{history.lately('explained_variance'):.2f} after {history.count} records, never above "
