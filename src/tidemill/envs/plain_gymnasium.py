@@ -137,11 +137,15 @@ class Gymnasium(EnvironmentConfig):
             maker = load_maker(str(self.make), "a gymnasium.Env")
             env = call_maker(maker, self.make, maker, {**self.kwargs, **(pictures(maker) if render else {})})
             if not isinstance(env, gymnasium.Env):
-                cure = (
-                    f'; its step is async def: take Asynchronous(make="{self.make}")'
-                    if iscoroutinefunction(getattr(env, "step", None))
-                    else ""
-                )
+                cure = ""
+                if iscoroutinefunction(getattr(env, "step", None)):
+                    cure = f'; its step is async def: take Asynchronous(make="{self.make}")'
+                elif any(base.__module__.partition(".")[0] == "gym" for base in type(env).__mro__):
+                    cure = (
+                        "; it is the old gym's, which has another interface: return "
+                        "shimmy.GymV21CompatibilityV0(env=…) of it where its step returns four values, "
+                        'shimmy.GymV26CompatibilityV0(env=…) where it returns five (pip install "shimmy")'
+                    )
                 raise ConfigError(f"make: {self.make} returned {env!r}, which is no gymnasium.Env{cure}")
             return gymnasium.wrappers.TimeLimit(env, limit) if limit else env
         spec = find_spec(str(self.id))
