@@ -126,6 +126,9 @@ static Places places(const Network *net, float *flat)
 
 /* ---- products of matrices ---- */
 
+/* A loop that is written out: an array whose every index is known then is in registers. */
+#define EVERY(i, COUNT) _Pragma("GCC unroll 4") for (int i = 0; i < COUNT; i++)
+
 /* c = Σ_p a(i, p) b[p, j] + start, for ROWS rows i and PARTS vectors of columns j, all of whose
    sums stay in registers; a(i, p) lies at a[i · row + p · step]. */
 #define TILE(NAME, VECTOR, COUNT, WIDTH)                                                            \
@@ -134,21 +137,16 @@ static Places places(const Network *net, float *flat)
     {                                                                                               \
         enum { EACH = sizeof(VECTOR) / sizeof(float) };                                             \
         VECTOR sum[COUNT][WIDTH];                                                                   \
-        memset(sum, 0, sizeof sum);                                                                 \
-        for (int64_t p = 0; p < k; p++) {                                                           \
-            _Pragma("GCC unroll 4") for (int i = 0; i < COUNT; i++) {                               \
+        EVERY(i, COUNT) EVERY(j, WIDTH) sum[i][j] = (VECTOR){0};                                    \
+        for (int64_t p = 0; p < k; p++)                                                             \
+            EVERY(i, COUNT) {                                                                       \
                 float x = a[i * row + p * step];                                                    \
-                _Pragma("GCC unroll 2") for (int j = 0; j < WIDTH; j++) sum[i][j] +=                \
-                    x * *(const VECTOR *)(b + p * ldb + j * EACH);                                  \
+                EVERY(j, WIDTH) sum[i][j] += x * *(const VECTOR *)(b + p * ldb + j * EACH);         \
             }                                                                                       \
-        }                                                                                           \
-        for (int i = 0; i < COUNT; i++)                                                             \
-            for (int j = 0; j < WIDTH; j++) {                                                       \
-                VECTOR s = sum[i][j];                                                               \
-                if (start)                                                                          \
-                    s += *(const VECTOR *)(start + i * lds + j * EACH);                             \
-                *(VECTOR *)(c + i * ldc + j * EACH) = s;                                            \
-            }                                                                                       \
+        if (start)                                                                                  \
+            EVERY(i, COUNT) EVERY(j, WIDTH)                                                         \
+                sum[i][j] += *(const VECTOR *)(start + i * lds + j * EACH);                         \
+        EVERY(i, COUNT) EVERY(j, WIDTH) *(VECTOR *)(c + i * ldc + j * EACH) = sum[i][j];            \
     }
 
 TILE(tile_4_2, wide, 4, 2)
