@@ -5,6 +5,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 from gymnasium import spaces
+from pettingzoo import ParallelEnv
 
 
 class Pair(gymnasium.Env[Any, Any]):
@@ -12,7 +13,8 @@ class Pair(gymnasium.Env[Any, Any]):
     times its number. An episode takes five steps.
 
     team: whether one number is paid, the sum
-    ends: how its end is told, of "all" (one truth) or of "each"
+    ends: how its end is told, of "all" (one truth) or of "each"; "both": the first agent
+        is cut where the second one ends; else as it stands
     lacks: whether the second agent's reward is missing
     """
 
@@ -20,7 +22,7 @@ class Pair(gymnasium.Env[Any, Any]):
     game = -1
 
     def __init__(
-        self, team: bool = False, ends: str = "all", lacks: bool = False, render_mode: Any = None
+        self, team: bool = False, ends: Any = "all", lacks: bool = False, render_mode: Any = None
     ) -> None:
         self.team, self.ends, self.lacks, self.render_mode = team, ends, lacks, render_mode
         self.observation_space = spaces.Tuple([spaces.Box(-np.inf, np.inf, (3,), np.float32)] * 2)
@@ -37,13 +39,57 @@ class Pair(gymnasium.Env[Any, Any]):
         self.now += 1
         rewards: Any = [int(action[agent]) + 10 * agent for agent in range(2)]
         over = self.now == 5
-        ended: Any = over if self.ends == "all" else [over, self.now >= 3]
+        ended, cut = self.ends, False
+        if self.ends == "all":
+            ended = over
+        elif self.ends == "each":
+            ended, cut = [over, self.now >= 3], np.zeros(2, bool)
+        elif self.ends == "both":
+            ended, cut = (False, over), [over, False]
         if self.lacks:
             rewards = rewards[:1]
-        return self._see(), sum(rewards) if self.team else rewards, ended, False, {"steps": self.now}
+        return self._see(), sum(rewards) if self.team else rewards, ended, cut, {"steps": self.now}
 
     def render(self) -> Any:
         return np.zeros((4, 6, 3), np.uint8)
+
+
+class Ragged(Pair):
+    """Pays what is no number, and its resets take no options."""
+
+    def reset(self, *, seed: int | None = None) -> Any:
+        return super().reset(seed=seed)
+
+    def step(self, action: tuple[int, ...]) -> Any:
+        seen, rewards, *ends, _ = super().step(action)
+        return seen, [np.array(rewards), 1.0], *ends, 3
+
+
+class Bare(Pair):
+    """Begins, or steps, without an info."""
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        answer = super().reset(seed=seed)
+        return [*answer] if self.lacks else answer
+
+    def step(self, action: tuple[int, ...]) -> Any:
+        return super().step(action)[:4]
+
+
+class BothKinds(gymnasium.Env[Any, Any], ParallelEnv[str, Any, Any]):
+    """Of both libraries' classes, and told as PettingZoo's."""
+
+    possible_agents = ("a", "b")
+
+    def observation_space(self, agent: str) -> Any:  # type: ignore[override]
+        return spaces.Discrete(2)
+
+    def action_space(self, agent: str) -> Any:  # type: ignore[override]
+        return spaces.Discrete(2)
+
+    def reset(self, seed: Any = None, options: Any = None) -> Any:
+        self.agents = [*self.possible_agents]
+        return dict.fromkeys(self.agents, 0), dict.fromkeys(self.agents, None)
 
 
 if "Pair-v0" not in gymnasium.registry:

@@ -66,6 +66,58 @@ def test_parts_that_are_missing_are_told() -> None:
         ticks(2, lacks=True)
 
 
+def test_who_is_cut_as_another_ends_is_at_its_end() -> None:
+    told = [at.tick for at in ticks(6, ends="both")]
+    assert not any(at.done.any() or at.truncated.any() for at in told[:5])
+    assert (told[5].done.tolist(), told[5].truncated.tolist()) == ([False, True] * 2, [True, False] * 2)
+
+
+@pytest.mark.parametrize(
+    ("ends", "says"),
+    [
+        ({"__all__": False}, r"terminated of agent agent_0 is \{'__all__': False\}; it must be one bool"),
+        (None, "terminated of agent agent_0 is None; it must be one bool"),
+        ([False] * 3, r"terminated are \[False, False, False\]; they must have 2 parts"),
+    ],
+)
+def test_what_says_no_end_is_refused(ends: Any, says: str) -> None:
+    with pytest.raises(EnvironmentFault, match=says):
+        ticks(2, ends=ends)
+
+
+@pytest.mark.parametrize(
+    ("name", "kwargs", "says"),
+    [
+        ("Ragged", {}, r"reward of agent agent_0 is array.*; it must be one number"),
+        ("Bare", {}, r"step returned \(.* instead of \(observations, rewards, terminated, truncated, info\)"),
+        ("Bare", {"lacks": True}, r"reset returned \[.* instead of \(observations, info\)"),
+    ],
+)
+def test_what_does_not_fit_is_told(name: str, kwargs: Any, says: str) -> None:
+    def play() -> None:
+        driver = Driver(PettingZoo(make=f"tests.envs.pairs:{name}", kwargs=kwargs).build(1, 0))
+        driver.tick()
+        driver.tick()
+
+    with pytest.raises((EnvironmentFault, ConfigError), match=says):
+        play()
+
+
+def test_one_of_both_libraries_is_pettingzoos() -> None:
+    environment = PettingZoo(make="tests.envs.pairs:BothKinds").build(1, 0)
+    assert [agent.name for agent in environment.agents] == ["a", "b"]
+
+
+def test_one_without_its_module_is_told_how_it_is_named() -> None:
+    with pytest.raises(ConfigError, match=r'Pair-v0 is no module; .* registers it: "module:Pair-v0"'):
+        PettingZoo(make="Pair-v0").build(1, 0)
+
+
+def test_an_id_behind_a_file_is_no_id() -> None:
+    with pytest.raises(ConfigError, match='has no "Pair-v0"'):
+        PettingZoo(make=f"{Path(pairs.__file__)}:Pair-v0").build(1, 0)
+
+
 def test_one_of_a_single_agent_is_refused() -> None:
     with pytest.raises(
         ConfigError, match=r"CartPole-v1 is a gymnasium.Env, which is of several agents where"

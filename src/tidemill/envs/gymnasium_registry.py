@@ -48,7 +48,7 @@ def is_registered(name: str) -> bool:
     """Return whether `name` is "module:ENV_ID": an id ends in a version, or stands in a
     namespace, as no name of a class or function does."""
     module, _, of = name.rpartition(":")
-    return bool(module) and re.fullmatch(r".*-v\d+|.+/.+", of) is not None
+    return bool(module) and not module.endswith(".py") and re.fullmatch(r".*-v\d+|.+/.+", of) is not None
 
 
 def find_spec(env_id: str) -> Any:

@@ -4,13 +4,11 @@ for all of them, and what does not fit their spaces explained."""
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-
 from tidemill.api.environment import Tick
 from tidemill.api.spaces import Space, Tuple
 from tidemill.core.errors import EnvironmentFault, message_of
 from tidemill.core.schema import Arrays
-from tidemill.envs.space_values import LeafReader, brief, readers_of
+from tidemill.envs.space_values import LeafReader, brief, is_sequence, readers_of
 from tidemill.envs.tick_check import FLAGS, NUMBERS, TickCheck, check_flag, check_number, is_flag, is_number
 
 Result = tuple[Any, Any, Any, Any, Any]
@@ -91,7 +89,7 @@ class LaneAnswers:
         for reader in self._readers:
             reader.check(observation, where)
         parts = len(self._space.spaces) if isinstance(self._space, Tuple) else 0
-        if parts > 1 and np.shape(reward) == (parts,):
+        if parts > 1 and is_sequence(reward) and len(reward) == parts:
             raise EnvironmentFault(
                 f"{where}: reward is {brief(reward)}, one for each part of the observation, as where several "
                 f'agents play: they are trained by the name "pettingzoo:{self._name}"'

@@ -120,7 +120,7 @@ class PettingZoo(EnvironmentConfig):
             maker, accepts = find_maker(self.make)
             given = {**self.kwargs, **(pictures(maker) if render else {})}
             env = call_maker(maker, self.make, accepts, given)
-        if isinstance(env, Env):
+        if isinstance(env, Env) and not isinstance(env, (AECEnv, ParallelEnv)):
             try:
                 return TupleAgents(env, self.make)
             except BaseException:
@@ -156,11 +156,14 @@ class PettingZoo(EnvironmentConfig):
                 f"{self.make}: the infos of its first reset are {brief(infos)}; they must be a mapping, by "
                 "agent: {} where there is nothing to tell"
             )
-        masked = any("action_mask" in (info or {}) for info in infos.values())
+        masked = any(isinstance(info, Mapping) and "action_mask" in info for info in infos.values())
+        seen = [
+            from_gymnasium(env.observation_space(agent), f"{self.make}: observation space of {agent}")
+            for agent in ids
+        ]
         state = self._state_space(env) if self.state else None
         sights, actions = [], []
-        for agent in ids:
-            own = from_gymnasium(env.observation_space(agent), f"{self.make}: observation space of {agent}")
+        for agent, own in zip(ids, seen, strict=True):
             action = from_gymnasium(env.action_space(agent), f"{self.make}: action space of {agent}")
             mask = (
                 _mask_space(action)
@@ -191,9 +194,10 @@ class PettingZoo(EnvironmentConfig):
         environment declares for it, if any."""
         try:
             state = np.asarray(env.state())
-        except (NotImplementedError, AttributeError) as error:
+        except BaseException as error:
+            fault_of(error)  # raises what is none
             raise ConfigError(
-                f"state = true, but {self.make} has no state(): {error}; leave state out"
+                f"state = true, but {self.make} has no state(): {message_of(error)}; leave state out"
             ) from error
         if state.dtype.kind not in "fiub":
             raise ConfigError(
@@ -241,6 +245,11 @@ def find_maker(make: str) -> tuple[Callable[..., Any], Callable[..., Any]]:
     """
     source, _, name = make.rpartition(":")
     raw = None
+    if not source and is_registered(f"?:{make}"):
+        raise ConfigError(
+            f"make: {make} is no module; an environment of several agents of Gymnasium's registry is named "
+            f'with the module that registers it: "module:{make}"'
+        )
     if make.endswith(".py"):
         raise ConfigError(
             f'make: {make} is a file; say which of its functions makes the environment: "{make}:NAME"'

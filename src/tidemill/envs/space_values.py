@@ -104,6 +104,11 @@ def readers_of(space: Space, kind: type[Reader], name: str = "obs") -> list[Read
     return [kind(leaf_name, path, leaf) for (leaf_name, leaf), path in found]
 
 
+def is_sequence(value: Any) -> bool:
+    """Return whether `value` is a list, a tuple, or an array with a row at least."""
+    return isinstance(value, list | tuple) or (isinstance(value, np.ndarray) and value.ndim > 0)
+
+
 def misfit(space: Space, value: Any, whose: str, stored: str | None = None) -> str:
     """Return what is wrong with `value` as one of a leaf `space`, called `whose`: its
     shape, its dtype, or that it cannot be stored (as rows are, or as the dtype `stored`);

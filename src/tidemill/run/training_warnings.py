@@ -90,11 +90,11 @@ class TrainerHistory:
 
     @property
     def settled(self) -> bool:
-        """True where the last points have returns near the largest, which hardly differ
+        """True where the last points have returns at the largest, which hardly differ
         beside what they have risen by."""
-        least, largest = self.returns
-        late = [point.mean_return for point in self.late]
-        return least < largest and min(late) >= largest - 0.1 * (largest - least)
+        first = [point.mean_return for point in self.early if isfinite(point.mean_return)]
+        rise = self.returns[1] - median(first) if first else 0.0
+        return rise > 0 and all(point.mean_return >= self.returns[1] - 0.02 * rise for point in self.late)
 
 
 def _median(points: "list[TrainerPoint] | deque[TrainerPoint]", name: str) -> float:
