@@ -188,7 +188,10 @@ def test_rows_may_lie_apart_in_memory():
             r"finite: \[101. *nan\]",
         ),
         ("reward", r"reward of agent agent in lane 1 is not finite: inf"),
-        ("reward shape", r"lane 1: reward of agent agent is array"),
+        (
+            "reward shape",
+            r"lane 1: reward is array.*, and must be one number: a wrapper weighs several objectives",
+        ),
         ("old", r"lane 1: step returned .* instead of \(observation, reward, terminated, truncated, info\)"),
     ],
 )

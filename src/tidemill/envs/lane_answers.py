@@ -88,15 +88,23 @@ class LaneAnswers:
         observation, reward, terminated, truncated, _ = result
         for reader in self._readers:
             reader.check(observation, where)
-        parts = len(self._space.spaces) if isinstance(self._space, Tuple) else 0
-        if parts > 1 and is_sequence(reward) and len(reward) == parts:
-            raise EnvironmentFault(
-                f"{where}: reward is {brief(reward)}, one for each part of the observation, as where several "
-                f'agents play: they are trained by the name "pettingzoo:{self._name}"'
-            )
+        if is_sequence(reward) and len(reward) > 1:
+            raise EnvironmentFault(f"{where}: reward is {brief(reward)}, {self._several(len(reward))}")
         check_number(reward, "reward of agent agent", where)
         check_flag(terminated, "terminated of agent agent", where)
         check_flag(truncated, "truncated of agent agent", where)
+
+    def _several(self, count: int) -> str:
+        """Return what to say of so many rewards."""
+        if isinstance(self._space, Tuple) and len(self._space.spaces) == count:
+            return (
+                "one for each part of the observation, as where several agents play: they are trained by the "
+                f'name "pettingzoo:{self._name}"'
+            )
+        return (
+            "and must be one number: a wrapper weighs several objectives, as mo-gymnasium's does, --wrap "
+            "mo_gymnasium.wrappers:LinearReward"
+        )
 
     def _where(self, lane: int) -> str:
         return f"{self._name}: lane {lane}"
