@@ -245,14 +245,14 @@ def find_maker(make: str) -> tuple[Callable[..., Any], Callable[..., Any]]:
     """
     source, _, name = make.rpartition(":")
     raw = None
+    if make.endswith(".py"):
+        raise ConfigError(
+            f'make: {make} is a file; say which of its functions makes the environment: "{make}:NAME"'
+        )
     if not source and is_registered(f"?:{make}"):
         raise ConfigError(
             f"make: {make} is no module; an environment of several agents of Gymnasium's registry is named "
             f'with the module that registers it: "module:{make}"'
-        )
-    if make.endswith(".py"):
-        raise ConfigError(
-            f'make: {make} is a file; say which of its functions makes the environment: "{make}:NAME"'
         )
     if not source.endswith(".py"):
         module = _import(make, source or make)
