@@ -201,8 +201,10 @@ def settings_of(task: Task, contender: str) -> Any:
         if experiment is None:
             return None
         return [task.steps, experiment.replace(limits=type(experiment.limits)(), seed=0)]
-    if (contender == "zoo" and task.zoo == "") or (contender == "sb3" and task.kind == "Atari"):
-        return None  # NOT_RUN says why
+    if contender == "zoo" and task.zoo == "":
+        return None
+    if contender == "sb3" and task.kind == "Atari":
+        return None  # `NOT_RUN` says why
     files = sorted((HERE / "peers" / "requirements").glob(f"{task.requirements}.*"))
     texts = [file.read_text() for file in files]
     return [task.steps, [contender, task.zoo, task.wrapper, task.algorithm, *texts]]

@@ -94,3 +94,4 @@ class BothKinds(gymnasium.Env[Any, Any], ParallelEnv[str, Any, Any]):
 
 if "Pair-v0" not in gymnasium.registry:
     gymnasium.register("Pair-v0", Pair)
+    gymnasium.register("ShortPair-v0", Pair, max_episode_steps=3)

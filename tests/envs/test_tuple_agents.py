@@ -44,9 +44,11 @@ def test_one_number_is_paid_to_each() -> None:
     np.testing.assert_array_equal(at.tick.reward, np.repeat(by_lane.sum(axis=1) + 10, 2))
 
 
-def test_a_step_limit_of_gymnasium_cuts_all() -> None:
-    environment = PettingZoo(make=PAIR, max_episode_steps=3).build(1, 0)
-    driver = Driver(environment)
+@pytest.mark.parametrize(
+    ("make", "limit"), [("tests.envs.pairs:ShortPair-v0", 0), (PAIR, 3)], ids=["gymnasium's", "ours"]
+)
+def test_a_step_limit_cuts_all(make: str, limit: int) -> None:
+    driver = Driver(PettingZoo(make=make, max_episode_steps=limit).build(1, 0))
     told = [driver.tick()[0].tick for _ in range(4)]
     assert [at.truncated.tolist() for at in told] == [[False] * 2] * 3 + [[True] * 2]
 

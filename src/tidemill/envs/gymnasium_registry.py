@@ -44,11 +44,16 @@ _ANOTHER = (
 )
 
 
+def is_id(name: str) -> bool:
+    """Return whether `name` can only be an environment's id: it ends in a version, or
+    stands in a namespace, as no name of a class or function does."""
+    return re.fullmatch(r".*-v\d+|.+/.+", name) is not None
+
+
 def is_registered(name: str) -> bool:
-    """Return whether `name` is "module:ENV_ID": an id ends in a version, or stands in a
-    namespace, as no name of a class or function does."""
-    module, _, of = name.rpartition(":")
-    return bool(module) and not module.endswith(".py") and re.fullmatch(r".*-v\d+|.+/.+", of) is not None
+    """Return whether `name` is "module:ENV_ID"."""
+    module, _, env_id = name.rpartition(":")
+    return bool(module) and not module.endswith(".py") and is_id(env_id)
 
 
 def find_spec(env_id: str) -> Any:

@@ -18,7 +18,7 @@ from tidemill.core.config import check_counts
 from tidemill.core.errors import ConfigError, close_each, did_you_mean, fault_of, forgiving, message_of
 from tidemill.core.user_code_loading import Code, import_module, module_file, name_of_code
 from tidemill.envs.aec import AECLanes
-from tidemill.envs.gymnasium_registry import call_maker, is_registered, load_maker, pictures
+from tidemill.envs.gymnasium_registry import call_maker, is_id, is_registered, load_maker, pictures
 from tidemill.envs.multi_agent import AgentLanes, AgentView
 from tidemill.envs.parallel import ParallelLanes
 from tidemill.envs.plain_gymnasium import Gymnasium
@@ -249,7 +249,7 @@ def find_maker(make: str) -> tuple[Callable[..., Any], Callable[..., Any]]:
         raise ConfigError(
             f'make: {make} is a file; say which of its functions makes the environment: "{make}:NAME"'
         )
-    if not source and is_registered(f"?:{make}"):
+    if not source and is_id(make):
         raise ConfigError(
             f"make: {make} is no module; an environment of several agents of Gymnasium's registry is named "
             f'with the module that registers it: "module:{make}"'
