@@ -26,7 +26,7 @@ OWN = str(Path(wrappers.__file__))
         ("flatten", "gymnasium.wrappers:FlattenObservation", [], {}),
         ("frame-skip(3)", "tidemill.envs.single_wrappers:FrameSkip", [3], {}),
         ("rescale-action(-2)", "gymnasium.wrappers:RescaleAction", [-2], {"max_action": 1.0}),
-        ("resize(shape=(8, 8))", "gymnasium.wrappers:ResizeObservation", [], {"shape": (8, 8)}),
+        ("resize(shape=(8, 8))", "tidemill.envs.image_wrappers:ResizedImages", [], {"shape": (8, 8)}),
         (
             "gymnasium.wrappers:TimeLimit(max_episode_steps=200)",
             "gymnasium.wrappers:TimeLimit",
@@ -153,7 +153,6 @@ def test_skipped_frames_add_up_and_stop_at_the_end():
 def test_images_stack_along_their_channels():
     env = Gymnasium(id="CarRacing-v3", wrap=("grayscale", "frame-stack(2)"))
     pytest.importorskip("Box2D")
-    pytest.importorskip("cv2")
     assert env.make_one().observation_space.shape == (96, 96, 2)
 
 
@@ -179,14 +178,15 @@ def test_velocities_are_hidden():
 
 def test_every_named_wrapper_is_where_it_is_said():
     pytest.importorskip("minigrid")
+    pytest.importorskip("Box2D")
     fits = {"minigrid-flat": "MiniGrid-Empty-5x5-v0", "minigrid-image": "MiniGrid-Empty-5x5-v0"}
     fits |= dict.fromkeys(("clip-action", "rescale-action", "history", "mask-velocity"), "Pendulum-v1")
-    own = {"time-limit": "time-limit(9)", "resize": "", "grayscale": ""}  # the last two: below, with OpenCV
+    fits |= {"filter": fits["minigrid-image"]} | dict.fromkeys(("resize", "grayscale"), "CarRacing-v3")
+    own = {"time-limit": "time-limit(9)", "filter": 'filter(["image"])'}
     for name in WRAPPERS:
-        if text := own.get(name, name):
-            built = Gymnasium(id=fits.get(name, "CartPole-v1"), wrap=(text,)).build(2, 0)
-            Driver(built).tick()
-            built.close()
+        built = Gymnasium(id=fits.get(name, "CartPole-v1"), wrap=(own.get(name, name),)).build(2, 0)
+        Driver(built).tick()
+        built.close()
 
 
 def test_what_a_strangers_folder_wraps_is_asked_about():

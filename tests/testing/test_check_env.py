@@ -1,16 +1,20 @@
 from pathlib import Path
 
+import gymnasium
 import numpy as np
 import pytest
+from gymnasium import spaces
 from tests.envs import games
 from tests.testing.ticking import by_looks
 
 from tidemill.api.environment import AgentInfo, Environment, EnvironmentConfig
 from tidemill.api.spaces import Box, Discrete, Spaces, to_gymnasium
+from tidemill.core.errors import ConfigError
 from tidemill.envs.asynchronous import Asynchronous
 from tidemill.envs.plain_gymnasium import Gymnasium
 from tidemill.envs.spaces import from_gymnasium
 from tidemill.envs.vector import GymnasiumVector
+from tidemill.presets.fitting_algorithms import training
 from tidemill.testing.check_env import _determinism, check_environment, sample_actions
 from tidemill.testing.scripted import Free, Scripted
 
@@ -132,13 +136,70 @@ def test_speed_is_what_the_environment_takes_and_not_how_often_somebody_looks(co
 
 
 def test_determinism_is_looked_at_however_long_building_takes():
-    found = _determinism(Gymnasium(id="CartPole-v1"), 0, 0.0)
+    found = _determinism(Gymnasium(id="CartPole-v1"), 0, 2, 0.0)
     assert found.level == "ok" and "the same 5 ticks" in found.message
 
 
 def test_observations_outside_their_bounds_are_noticed():
-    found = levels(Gymnasium(make=f"{GAMES}:Outside"))
-    assert found["bounds"] == "warn"
+    findings = check_environment(Gymnasium(make=f"{GAMES}:Outside"), seconds=0.2)
+    (bounds,) = (finding for finding in findings if finding.name == "bounds")
+    assert bounds.level == "warn"
+    assert bounds.message == "obs[0] is 2000000.0, outside of its space (-1000000.0 … 1000000.0)"
+
+
+class Emulator(gymnasium.Env):
+    """An environment of which a process can have one at a time."""
+
+    observation_space, action_space = spaces.Box(0, 255, (224, 320, 3), np.uint8), spaces.Discrete(2)
+    alive: int = 0
+
+    def __init__(self):
+        if Emulator.alive:
+            raise RuntimeError("one emulator per process")
+        Emulator.alive += 1
+
+    def reset(self, *, seed=None, options=None):
+        self.ticks = 0
+        super().reset(seed=seed)
+        return np.full((224, 320, 3), self.np_random.integers(256), np.uint8), {}
+
+    def step(self, action):
+        self.ticks += 1
+        return np.full((224, 320, 3), self.np_random.integers(256), np.uint8), 1.0, self.ticks == 5, False, {}
+
+    def close(self):
+        Emulator.alive -= 1
+
+
+def test_what_a_process_can_have_but_once_is_looked_at_alone():
+    config = Gymnasium(make=Emulator)
+    findings = {finding.name: finding for finding in check_environment(config, seconds=0.2)}
+    assert findings["build"].level == "warn"
+    assert "1 lane, and no second one" in findings["build"].message
+    assert "one emulator per process" in findings["build"].message
+    assert "--set workers.actor.lanes=1 --set workers.actor.count=8" in findings["build"].message
+    assert findings["determinism"].level == findings["play"].level == "ok"
+    assert "fail" not in {finding.level for finding in findings.values()}
+    assert Emulator.alive == 0
+    with pytest.raises(ConfigError, match="The first of 3 lanes was made"):
+        config.build(3, 0)
+    assert Emulator.alive == 0
+
+
+def test_large_images_are_told_with_what_makes_them_smaller():
+    def found(environment):
+        built = environment.build(1, 0)
+        try:
+            return [finding for finding in training(environment, built) if finding.name == "images"]
+        finally:
+            built.close()
+
+    (images,) = found(Gymnasium(make=Emulator))
+    # 224 × 320 are 71,680; 84 × 84 are 7,056
+    assert images.level == "warn" and "71,680 pixels, 10 times" in images.message
+    assert images.cure == '--wrap "resize(84)" makes them as small'
+    assert found(Gymnasium(make=Emulator, wrap=("resize(84)",))) == []
+    assert found(Gymnasium(id="CartPole-v1")) == []
 
 
 def test_a_dtype_that_is_converted_is_noticed():

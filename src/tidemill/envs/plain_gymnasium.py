@@ -18,6 +18,8 @@ from tidemill.envs.gymnasium_registry import call_maker, find_spec, load_maker, 
 from tidemill.envs.lanes import LaneLoop
 from tidemill.envs.wrapping import names_of, outside_wrappers, wrapped
 
+FEW = 8  # lanes that a run has at least
+
 
 @dataclass(frozen=True, kw_only=True)
 class Gymnasium(EnvironmentConfig):
@@ -102,7 +104,7 @@ class Gymnasium(EnvironmentConfig):
                 return batch(bare, self.name, lanes, seed, limit)
         envs = [first]
         try:
-            envs.extend(self.make_one() for _ in range(lanes - 1))
+            envs.extend(self._make_another(lanes) for _ in range(lanes - 1))
             # The loop counts the steps of all lanes at once, which is 0.1 µs a step less
             # than a wrapper around each.
             loop = LaneLoop(
@@ -127,6 +129,17 @@ class Gymnasium(EnvironmentConfig):
             return wrapped(self._make_bare(render), self.wrap, self.name)
         finally:
             end_in_fork(since)  # before it makes, or closes, another lane
+
+    def _make_another(self, lanes: int) -> Any:
+        """As `make_one`, of `lanes` whose first was made: a `ConfigError` says besides
+        what helps where a process may have one alone, as of some emulators."""
+        try:
+            return self.make_one()
+        except ConfigError as error:
+            raise ConfigError(
+                f"{error}. The first of {lanes} lanes was made: where a process can have one alone, give "
+                f"each actor one: --set workers.actor.lanes=1 --set workers.actor.count={max(lanes, FEW)}"
+            ) from error
 
     def _make_bare(self, render: bool) -> Any:
         import gymnasium

@@ -21,21 +21,23 @@ from tidemill.core.named_class import read_call
 from tidemill.core.user_code_loading import name_of_code
 from tidemill.envs.gymnasium_registry import call_maker, load_maker
 
-_OURS, _GYMNASIUM = "tidemill.envs.single_wrappers", "gymnasium.wrappers"
+_OURS, _IMAGES = "tidemill.envs.single_wrappers", "tidemill.envs.image_wrappers"
+_GYMNASIUM = "gymnasium.wrappers"
 WRAPPERS: dict[str, tuple[str, Mapping[str, Any]]] = {
     "clip-action": (f"{_GYMNASIUM}:ClipAction", {}),
     "clip-reward": (f"{_GYMNASIUM}:ClipReward", {"min_reward": -1, "max_reward": 1}),
+    "filter": (f"{_GYMNASIUM}:FilterObservation", {}),
     "flatten": (f"{_GYMNASIUM}:FlattenObservation", {}),
     "frame-skip": (f"{_OURS}:FrameSkip", {}),
     "frame-stack": (f"{_OURS}:StackedFrames", {}),
-    "grayscale": (f"{_GYMNASIUM}:GrayscaleObservation", {"keep_dim": True}),
+    "grayscale": (f"{_IMAGES}:GrayImages", {}),
     "history": (f"{_OURS}:ObservationHistory", {}),
     "mask-velocity": (f"{_OURS}:MaskVelocity", {}),
     "minigrid-flat": ("minigrid.wrappers:FlatObsWrapper", {}),
     "minigrid-image": ("minigrid.wrappers:ImgObsWrapper", {}),
     "record-statistics": (f"{_GYMNASIUM}:RecordEpisodeStatistics", {}),
     "rescale-action": (f"{_GYMNASIUM}:RescaleAction", {"min_action": -1.0, "max_action": 1.0}),
-    "resize": (f"{_GYMNASIUM}:ResizeObservation", {"shape": (64, 64)}),
+    "resize": (f"{_IMAGES}:ResizedImages", {}),
     "sticky-action": (f"{_GYMNASIUM}:StickyAction", {"repeat_action_probability": 0.25}),
     "time-feature": (f"{_GYMNASIUM}:TimeAwareObservation", {"normalize_time": True}),
     "time-limit": (f"{_GYMNASIUM}:TimeLimit", {}),
@@ -47,6 +49,8 @@ _ELSEWHERE = {
     "MaskVelocityWrapper": "mask-velocity",
     "TimeFeatureWrapper": "time-feature",
     "GrayScaleObservation": "grayscale",
+    "GrayscaleObservation": "grayscale",
+    "ResizeObservation": "resize",
     "YAMLCompatResizeObservation": "resize",
 }
 """By classes of other libraries: which of `WRAPPERS` does the same."""

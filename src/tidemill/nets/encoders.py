@@ -17,6 +17,8 @@ from tidemill.nets.masks import lacks
 
 USUAL_STATE = "global_state"
 AT_A_TIME = 32  # images copied
+USUAL_SIDE = 84  # pixels, of Atari's images since Mnih et al. 2015
+LARGE = 4  # times as many pixels as usual
 SMALLEST_IMAGE = 36  # pixels: the convolutions of Mnih et al. 2015 leave 1 × 1 of it
 
 Floats = NDArray[np.float32]
@@ -50,6 +52,25 @@ def image_of_shape(shape: tuple[int, ...], dtype: str) -> Image | None:
         case _:
             return None
     return image if min(image.height, image.width) >= SMALLEST_IMAGE else None
+
+
+def pixels_of(space: Space) -> int:
+    """Return how many pixels the largest image of an observation has, 0 without one."""
+    images = filter(None, map(image_of, leaves(space, "obs").values()))
+    return max((image.height * image.width for image in images), default=0)
+
+
+def large_images(pixels: int) -> str:
+    """Return what to say of images of so many pixels where a run would spend most of its
+    time on what smaller ones show as well; "" where it would not."""
+    usual = USUAL_SIDE**2
+    if pixels < LARGE * usual:
+        return ""
+    return (
+        f"images have {pixels:,} pixels, {pixels / usual:.0f} times as many as those of {USUAL_SIDE} × "
+        f"{USUAL_SIDE} that most train on, and cost as much more; "
+        f'--wrap "resize({USUAL_SIDE})" makes them as small'
+    )
 
 
 def channels_last(images: Array, channels_first: bool) -> Array:

@@ -4,6 +4,7 @@
 from tidemill.api.environment import Environment, EnvironmentConfig
 from tidemill.api.spaces import Box, Discrete, Space, Spaces
 from tidemill.core.errors import ConfigError
+from tidemill.nets.encoders import large_images, pixels_of
 from tidemill.presets.experiments import ALGORITHMS, presets_of
 from tidemill.replay_training.granted_order import replay_obstacle
 from tidemill.testing.check_env import Finding
@@ -45,12 +46,14 @@ def training(config: EnvironmentConfig, environment: Environment) -> list[Findin
             Finding("training", "fail", f"{agent} can be trained by no preset: {why}", _OWN)
             for agent, why in nearest
         ]
+    large = filter(None, (large_images(pixels_of(spaces.observation)) for _, spaces in kinds))
+    images = [Finding("images", "warn", *text.split("; ")) for text in dict.fromkeys(large)]
     cause, cure = replay_obstacle(config, environment)
     if cause and (replaying := [name for name in fitting if presets_of(name).replay]):
         others = " and ".join(name for name in fitting if name not in replaying)
         text = f"{others} can train it; {' and '.join(replaying)} cannot: their ReplayActors {cause}"
-        return [Finding("training", "ok", text, cure)]
-    return [Finding("training", "ok", f"{' and '.join(fitting)} can train it")]
+        return [Finding("training", "ok", text, cure), *images]
+    return [Finding("training", "ok", f"{' and '.join(fitting)} can train it"), *images]
 
 
 def _obstacle(algorithm: str, spaces: Spaces) -> str:
