@@ -27,7 +27,7 @@ from tidemill import (
     Trainer,
     train,
 )
-from tidemill.api.control_messages import LookAtMemory, State, pack
+from tidemill.api.control_messages import LookAtMemory, State, WorkerStatistics, pack
 from tidemill.core import object_census
 from tidemill.core.memory import Need, own_bytes
 from tidemill.run import memory_watch
@@ -49,6 +49,7 @@ class Clock:
         monkeypatch.setattr(memory_watch, "available", lambda: 4000 * MB)
         actor = Member(Actors(environment=Scripted()), Mock(), State.RUNNING)
         trainer = Member(Trainer(algorithm=PPO()), Mock(), State.RUNNING)
+        trainer.updated(WorkerStatistics(0, values={"update": 1.0}))
         self.members = {"actor-0": actor, "trainer-0": trainer}
         self.asked = list[bytes]()
 
@@ -144,6 +145,19 @@ def test_what_was_filled_before_is_no_room_to_grow_in(monkeypatch: pytest.Monkey
     assert not clock.told
     clock.minutes(7, trainer_0=150)
     assert len(clock.told) == 1 and "where 0.0 MB were planned" in clock.told[0]
+
+
+def test_what_training_takes_is_not_told_as_growth(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock(monkeypatch)
+    clock.members["trainer-0"].forget_updates()
+    clock.minutes(3, trainer_0=300)  # its first update is a slow one
+    assert clock.told == []
+    clock.members["trainer-0"].updated(WorkerStatistics(0, values={"update": 1.0}))
+    clock.minutes(0.5, trainer_0=300)
+    clock.minutes(4, trainer_0=40)
+    assert clock.told == []
+    clock.minutes(4, trainer_0=400)
+    assert clock.told and "trainer-0 holds" in clock.told[0]
 
 
 def test_a_new_life_begins_anew(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,9 +13,12 @@ from tidemill.api.control_messages import LookAtMemory, State
 from tidemill.core.clock import awake
 from tidemill.core.memory import available, size
 from tidemill.run.member import Member
+from tidemill.workers.trainer_config import TrainerConfig
 
 EVERY = 5.0  # seconds between two looks
-SETTLED = 60.0  # seconds of a life after which a process has what it works with
+# seconds of a life, or of one that trains after the first update, after which a process
+# has what it works with
+SETTLED = 60.0
 MARGIN, MARGIN_SHARE = 256 << 20, 0.25  # bytes beyond its plan that are not told, and of what it has
 SUSPECTED = 0.5  # of these, from which on it is asked to look at its objects
 # seconds that it has to answer what grows, since it may be in an update, and of those
@@ -27,7 +30,7 @@ ANSWER, ANSWER_SHARE = 30.0, 0.1
 class _Footprint:
     """What is known of a process's memory.
 
-    life, since: the life that it is of, and when that was first seen running
+    life, since: the life that it is of, and when that was first seen running, or training
     settled: bytes of its own once it had settled, at `settled_at`
     planned: bytes that its workers were still to fill then
     suspected: it was asked to look at its objects
@@ -76,15 +79,18 @@ class MemoryWatch:
         if now < self._next:
             return
         self._next = now + EVERY
+        trained = any(member.update.values for member in members.values())
         for names in self._processes:
             group = [members[name] for name in names]
             if all(member.state is State.RUNNING and not member.buried for member in group):
-                self._look_at(names, group, now)
+                early = not trained and any(isinstance(member.config, TrainerConfig) for member in group)
+                self._look_at(names, group, now, early)
 
-    def _look_at(self, names: Sequence[str], group: Sequence[Member], now: float) -> None:
+    def _look_at(self, names: Sequence[str], group: Sequence[Member], now: float, early: bool) -> None:
+        """Look at one process; at an `early` one again later."""
         life = group[0].life
         known = self._known.get(names[0])
-        if known is None or known.life != life:
+        if known is None or known.life != life or early:
             known = self._known[names[0]] = _Footprint(life, now)
         if now - known.since < SETTLED or (own := self._own_bytes(names[0])) is None:
             return
