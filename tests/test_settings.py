@@ -149,7 +149,7 @@ ALWAYS = {
     "Atari": "id num_threads frame_skip stack size noop_max repeat_action_probability episodic_life "
     "reward_clipping fire_reset full_action_space "
     "max_episode_steps",
-    "PettingZoo": "make kwargs state team_reward max_episode_steps",
+    "PettingZoo": "make kwargs state team_reward max_episode_steps wrap",
     "Asynchronous": "make kwargs max_episode_steps deadline_s",
     "Rest": "url token form deadline_s attempt_s retries",
     "OpenEnv": "url translate kwargs reset max_episode_steps token deadline_s",

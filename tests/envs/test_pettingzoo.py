@@ -9,8 +9,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from gymnasium import spaces
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
+from pettingzoo.utils import BaseParallelWrapper, BaseWrapper
 from tests.envs import zoo
 from tests.envs.driver import Driver
 from tests.envs.raw import Book, Stuck, raw_parallel, raw_turns, same
@@ -664,3 +666,73 @@ def test_a_lane_of_other_spaces_is_refused(other, says, monkeypatch):
     monkeypatch.setattr(PettingZoo, "_make_one", lambda *_: next(made))
     with pytest.raises(ConfigError, match=says):
         PettingZoo(make=f"{ZOO}:parallel_env").build(2, 0)
+
+
+# ---- wrappers --------------------------------------------------------------------------
+
+
+class Doubled(BaseParallelWrapper):
+    """Shows everything so many times as large."""
+
+    def __init__(self, env, by=2):
+        super().__init__(env)
+        self.by = by
+
+    def step(self, actions):
+        seen, *others = super().step(actions)
+        return {agent: self.by * each for agent, each in seen.items()}, *others
+
+
+class Shortened(BaseWrapper):
+    """Shows the first part of everything."""
+
+    def observation_space(self, agent):
+        return spaces.Box(-np.inf, np.inf, (2,), np.float32)
+
+    def observe(self, agent):
+        seen = super().observe(agent)
+        return None if seen is None else seen[:2]
+
+
+def nothing(env):
+    return None
+
+
+def test_wrappers_go_around_each_copy_the_first_one_inside():
+    plain = PettingZoo(make=SPREAD).build(2, 0)
+    wrapped = PettingZoo(make=SPREAD, wrap=(Doubled, f"{__file__}:Doubled(by=3)")).build(2, 0)
+    books = []
+    for environment in (plain, wrapped):
+        driver = Driver(environment)
+        driver.tick()
+        rows = driver.groups[0]
+        acted = [{"action": np.zeros(2 * len(group), np.int64)} for group in driver.groups]
+        assert rows
+        books.append([tick.tick.observation["obs"].copy() for tick in driver.tick(actions=acted)])
+        environment.close()
+    for one, six in zip(*books, strict=True):
+        np.testing.assert_allclose(6 * one, six, rtol=1e-6)
+        assert one.any()
+
+
+def test_wrappers_of_agents_that_act_in_turn_do_too():
+    game = {"players": 2, "events": ["", "D0 D1"], "there": (0, 1)}
+    environment = PettingZoo(make=f"{ZOO}:Table", kwargs=game, wrap=(Shortened,))
+    built = environment.build(1, 0)
+    assert {agent.spaces.observation for agent in built.agents} == {Box((2,), "float32")}
+    built.close()
+
+
+@pytest.mark.parametrize(
+    ("wrap", "says"),
+    [
+        ("resize(84)", 'is of several, go SuperSuit\'s and your own: "supersuit:resize_v1\\(84, 84\\)"'),
+        ("rescale-action", 'your own: "module:NAME"'),
+        ("resise", 'no wrapper is called "resise"; did you mean "resize"'),
+        (f"{__file__}:nothing", "returned None, which is no pettingzoo.ParallelEnv and no pettingzoo.AECEnv"),
+        (f"{__file__}:Nobody", "Nobody"),
+    ],
+)
+def test_a_wrapper_that_does_not_fit_is_refused(wrap, says):
+    with pytest.raises(ConfigError, match=says):
+        PettingZoo(make=SPREAD, wrap=(wrap,)).build(1, 0)

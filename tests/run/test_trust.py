@@ -115,6 +115,10 @@ WAYS = {
         {"kind": "Gymnasium", "id": "CartPole-v1", "wrap": ["flatten", "os:system(command='touch done')"]},
         r"wraps it in \"os:system\(command='touch done'\)\"",
     ),
+    "wrapper of several agents": (
+        {"kind": "PettingZoo", "make": "mpe2.simple_spread_v3", "wrap": ["os:system(command='touch done')"]},
+        r"wraps it in \"os:system\(command='touch done'\)\"",
+    ),
     "import": (
         {"kind": "Gymnasium", "id": "antigravity:X-v0"},
         r'imports "antigravity" for "antigravity:X-v0"',

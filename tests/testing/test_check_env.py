@@ -197,7 +197,7 @@ def test_large_images_are_told_with_what_makes_them_smaller():
     (images,) = found(Gymnasium(make=Emulator))
     # 224 × 320 are 71,680; 84 × 84 are 7,056
     assert images.level == "warn" and "71,680 pixels, 10 times" in images.message
-    assert images.cure == '--wrap "resize(84)" makes them as small'
+    assert images.cure == '--wrap "resize(84)" makes them so'
     assert found(Gymnasium(make=Emulator, wrap=("resize(84)",))) == []
     assert found(Gymnasium(id="CartPole-v1")) == []
 

@@ -345,6 +345,11 @@ class EnvironmentConfig(Config):
         return False
 
     @property
+    def smaller_images(self) -> str:
+        """What to do so that its images are smaller; for messages."""
+        return "let the environment show smaller ones"
+
+    @property
     def one_row(self) -> str:
         """What to do so that no tick has two rows of a lane, where its environments are
         `same_step`; for messages."""

@@ -24,6 +24,8 @@ from tidemill.envs.parallel import ParallelLanes
 from tidemill.envs.plain_gymnasium import Gymnasium
 from tidemill.envs.space_values import brief
 from tidemill.envs.spaces import from_gymnasium
+from tidemill.envs.wrapping import WRAPPERS, names_of, outside_wrappers, wrapped
+from tidemill.nets.encoders import USUAL_SIDE
 
 _INSTALL = {  # by the start of a module's name, longer ones first: what pip installs
     "pettingzoo.atari": "pettingzoo[atari]",
@@ -32,6 +34,14 @@ _INSTALL = {  # by the start of a module's name, longer ones first: what pip ins
     "pettingzoo.sisl": "pettingzoo[sisl]",
     "pettingzoo": "pettingzoo",
     "mpe2": "mpe2",
+}
+_SUPERSUIT = {  # by names of wrappers of single environments: what does the same to each agent
+    "filter": "FILE.py:NAME",
+    "flatten": "supersuit:flatten_v0",
+    "frame-skip": "supersuit:frame_skip_v0(4)",
+    "frame-stack": "supersuit:frame_stack_v1(4)",
+    "grayscale": "supersuit:color_reduction_v0",
+    "resize": f"supersuit:resize_v1({USUAL_SIDE}, {USUAL_SIDE})",
 }
 _FAMILIES = {
     "classic": "pettingzoo.classic",
@@ -64,6 +74,9 @@ class PettingZoo(EnvironmentConfig):
         observation, as part `global_state`: for critics
     team_reward: whether every agent is paid the mean of what the agents that live are
         paid in a step, instead of its own reward
+    wrap: wrappers around each copy, the first one inside: "supersuit:frame_skip_v0(4)",
+        "module:NAME" or "FILE.py:NAME", with plain arguments in brackets; or a class or
+        function that takes the environment
     max_episode_steps: most steps of a game, which is truncated there (where agents act in
         turn: actions of all agents together); 0: it ends by itself alone
     """
@@ -73,10 +86,19 @@ class PettingZoo(EnvironmentConfig):
     state: bool = False
     team_reward: bool = False
     max_episode_steps: int = 0
+    wrap: tuple[Code, ...] = ()
 
     def __post_init__(self) -> None:
         super().__post_init__()
         object.__setattr__(self, "make", name_of_code(self.make))
+        object.__setattr__(self, "wrap", names_of(self.wrap))
+        for text in self.wrap:
+            if (name := str(text).partition("(")[0].strip()) in WRAPPERS:
+                usual = _SUPERSUIT.get(name, "module:NAME")
+                raise ConfigError(
+                    f"wrap: {text} goes around environments of one agent; around {self.make}, which is of "
+                    f'several, go SuperSuit\'s and your own: "{usual}" (pip install "supersuit")'
+                )
         self.check_least(max_episode_steps=0)
 
     @classmethod
@@ -85,7 +107,12 @@ class PettingZoo(EnvironmentConfig):
 
     @classmethod
     def outside(cls, settings: Mapping[str, Any]) -> Sequence[Outside]:
-        return [called(settings.get("make"), settings.get("kwargs"))]
+        made = called(settings.get("make"), settings.get("kwargs"))
+        return [made, *outside_wrappers(settings.get("wrap"))]
+
+    @property
+    def smaller_images(self) -> str:
+        return f'--wrap "{_SUPERSUIT["resize"]}" makes them so (pip install "supersuit")'
 
     def build(self, lanes: int, seed: int, render: bool = False) -> AgentLanes:
         """Return `lanes` copies as one environment."""
@@ -109,6 +136,12 @@ class PettingZoo(EnvironmentConfig):
             raise
 
     def _make_one(self, render: bool) -> Any:
+        """Return one bare environment, in its wrappers."""
+        from pettingzoo import AECEnv, ParallelEnv
+
+        return wrapped(self._make_bare(render), self.wrap, self.make, ParallelEnv, AECEnv)
+
+    def _make_bare(self, render: bool) -> Any:
         from gymnasium import Env
         from pettingzoo import AECEnv, ParallelEnv
 

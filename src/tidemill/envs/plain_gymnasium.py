@@ -17,6 +17,7 @@ from tidemill.envs.batch_lanes import BATCHES, BatchLanes, batch_of
 from tidemill.envs.gymnasium_registry import call_maker, find_spec, load_maker, outside, pictures
 from tidemill.envs.lanes import LaneLoop
 from tidemill.envs.wrapping import names_of, outside_wrappers, wrapped
+from tidemill.nets.encoders import USUAL_SIDE
 
 FEW = 8  # lanes that a run has at least
 
@@ -78,6 +79,10 @@ class Gymnasium(EnvironmentConfig):
         return outside(settings) + outside_wrappers(settings.get("wrap"))
 
     @property
+    def smaller_images(self) -> str:
+        return f'--wrap "resize({USUAL_SIDE})" makes them so'
+
+    @property
     def slowed_by_wrappers(self) -> bool:
         """True where lanes would step by whole arrays but for their wrappers."""
         return bool(
@@ -124,9 +129,11 @@ class Gymnasium(EnvironmentConfig):
 
     def make_one(self, render: bool = False) -> Any:
         """Return one bare `gymnasium.Env`, with its time limit and in its wrappers."""
+        import gymnasium
+
         since = forks()
         try:
-            return wrapped(self._make_bare(render), self.wrap, self.name)
+            return wrapped(self._make_bare(render), self.wrap, self.name, gymnasium.Env)
         finally:
             end_in_fork(since)  # before it makes, or closes, another lane
 

@@ -110,11 +110,10 @@ def names_of(wrappers: Any) -> tuple[str, ...]:
     return texts
 
 
-def wrapped(env: Any, texts: Sequence[str], name: str) -> Any:
-    """Return `env`, which messages call `name`, in these wrappers, the first one inside.
-    Raises `ConfigError`, with `env` closed, for one that is not there or does not fit."""
-    import gymnasium
-
+def wrapped(env: Any, texts: Sequence[str], name: str, *kinds: type) -> Any:
+    """Return `env`, which messages call `name`, in these wrappers, the first one inside;
+    each returns one of these `kinds`. Raises `ConfigError`, with `env` closed, for one
+    that is not there or does not fit."""
     try:
         for text in texts:
             call = read_wrapper(text)
@@ -124,11 +123,15 @@ def wrapped(env: Any, texts: Sequence[str], name: str) -> Any:
                 return maker(inner, *call.args, **call.kwargs)
 
             env = call_maker(wrap, f"{name} in the wrapper {text}", maker, {})
-            if not isinstance(env, gymnasium.Env):
-                raise ConfigError(f"wrap: {text} returned {env!r}, which is no gymnasium.Env")
+            if not isinstance(env, kinds):
+                names = " and no ".join(
+                    f"{kind.__module__.partition('.')[0]}.{kind.__name__}" for kind in kinds
+                )
+                raise ConfigError(f"wrap: {text} returned {env!r}, which is no {names}")
     except BaseException:
-        if isinstance(env, gymnasium.Env):
-            env.close()
+        if isinstance(env, kinds):
+            closing: Any = env
+            closing.close()
         raise
     return env
 

@@ -142,7 +142,11 @@ def lay_out(
             return replace(found, note="; ".join(filter(None, (found.note, note))))
     if found.costs is None:
         return found
-    words = (found.note, found.costs.decisions(), large_images(found.costs.pixels))
+    large = large_images(found.costs.pixels)
+    if large:
+        actors = next(iter(experiment.groups(ActorConfig).values()))
+        large += f"; {actors.environment.smaller_images}"
+    words = (found.note, found.costs.decisions(), large)
     return replace(
         found,
         experiment=decided(found.experiment, found.costs),

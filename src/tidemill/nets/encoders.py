@@ -62,14 +62,13 @@ def pixels_of(space: Space) -> int:
 
 def large_images(pixels: int) -> str:
     """Return what to say of images of so many pixels where a run would spend most of its
-    time on what smaller ones show as well; "" where it would not."""
+    time on what smaller ones may show as well; "" where it would not."""
     usual = USUAL_SIDE**2
     if pixels < LARGE * usual:
         return ""
     return (
         f"images have {pixels:,} pixels, {pixels / usual:.0f} times as many as those of {USUAL_SIDE} × "
-        f"{USUAL_SIDE} that most train on, and cost as much more; "
-        f'--wrap "resize({USUAL_SIDE})" makes them as small'
+        f"{USUAL_SIDE} that most train on, and cost as much more"
     )
 
 

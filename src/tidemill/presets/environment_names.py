@@ -96,15 +96,17 @@ def environment_from(
 def in_wrappers(environment: EnvironmentConfig, wrap: Any) -> EnvironmentConfig:
     """Return `environment` in these wrappers, which come outside of its own. Raises
     `ConfigError` where it takes none."""
+    from tidemill.envs.pettingzoo import PettingZoo
     from tidemill.envs.plain_gymnasium import Gymnasium
     from tidemill.envs.wrapping import names_of
 
     if not (isinstance(wrap, str) or callable(wrap) or wrap):
         return environment
-    if not isinstance(environment, Gymnasium):
+    if not isinstance(environment, (Gymnasium, PettingZoo)):
         raise ConfigError(
-            f"wrappers go around single environments of Gymnasium, and this is {type(environment).__name__}: "
-            "see its own settings; a function of yours can make the environment and wrap it, FILE.py:NAME"
+            "wrappers go around environments of Gymnasium and PettingZoo, and this is "
+            f"{type(environment).__name__}: see its own settings; a function of yours can make the "
+            "environment and wrap it, FILE.py:NAME"
         )
     return environment.replace(wrap=(*environment.wrap, *names_of(wrap)))
 

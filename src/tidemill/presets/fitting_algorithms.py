@@ -47,7 +47,7 @@ def training(config: EnvironmentConfig, environment: Environment) -> list[Findin
             for agent, why in nearest
         ]
     large = filter(None, (large_images(pixels_of(spaces.observation)) for _, spaces in kinds))
-    images = [Finding("images", "warn", *text.split("; ")) for text in dict.fromkeys(large)]
+    images = [Finding("images", "warn", text, config.smaller_images) for text in dict.fromkeys(large)]
     cause, cure = replay_obstacle(config, environment)
     if cause and (replaying := [name for name in fitting if presets_of(name).replay]):
         others = " and ".join(name for name in fitting if name not in replaying)
