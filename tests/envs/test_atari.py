@@ -1,6 +1,7 @@
 import threading
 from copy import deepcopy
 
+import gymnasium
 import numpy as np
 import pytest
 from tests.envs.driver import Driver
@@ -8,7 +9,7 @@ from tests.envs.driver import Driver
 from tidemill.api.environment import Tick
 from tidemill.core.cut import flatten, unflatten
 from tidemill.core.errors import ConfigError
-from tidemill.envs.atari import Atari
+from tidemill.envs.atari import Atari, Games
 
 pytest.importorskip("ale_py")
 
@@ -159,29 +160,120 @@ def test_a_games_score_is_said_at_its_end_whatever_its_rewards_are():
     for (lane, paid, episode_infos), (other, score, also) in zip(clipped, own, strict=True):
         assert lane == other and episode_infos["score"] == also["score"] == score
         assert score >= 10 * paid > 0 and episode_infos["lives"] == 3
-    assert (
-        game.rewarded == "rewards clipped to -1, 0 and 1; the game's score is info/score"
-        and not game.scored().rewarded
+    assert game.rewarded == (
+        "rewards clipped to -1, 0 and 1 and of one life, where a game has several; the game's score is "
+        "info/score"
     )
+    assert not game.scored().rewarded
 
 
-def test_of_an_episode_that_a_lost_life_ends_no_score_is_said():
-    found = heard(
-        Atari(id="ms_pacman", num_threads=1, episodic_life=True, max_episode_steps=250).build(2, 1), 252
-    )
-    lost = [episode_infos for _, _, episode_infos in found if episode_infos["lives"] == 2]
-    assert lost and all("score" not in episode_infos for episode_infos in lost)
-    lives = Atari(id="ms_pacman", episodic_life=True)
-    assert (
-        lives.rewarded == "rewards clipped to -1, 0 and 1 and of one life"
-        and lives.replace(reward_clipping=False).rewarded == "rewards of one life"
-    )
+def test_a_lost_life_ends_the_episode_and_the_game_goes_on_with_fire():
+    game = Atari(id="breakout", num_threads=1)
+    environment, raw = game.build(2, 1), game._games(2)
+    rng, began = np.random.default_rng(1), np.ones(2, bool)
+    seen, infos = raw.reset(seed=1)
+    lives, score, ends = infos["lives"], np.zeros(2), {"life": 0, "game": 0}
+    over = np.ones(2, bool)
+    tick = Tick.allocate(environment.agents[0].spaces.observation, 2, environment.info, environment.same_step)
+    environment.bind([[0]])
+    for number in range(400):
+        actions = rng.integers(0, 4, 2)
+        environment.send([{"action": actions}], began)
+        environment.recv([tick])
+        paid = np.zeros(2)
+        if number:
+            # the library begins games that are over by itself, whatever it is told
+            seen, paid, done, _, infos = raw.step(np.where(began & ~over, 1, actions))
+            lost = (infos["lives"] < lives) & ~done & ~over
+            score = np.where(over, 0, score + paid)
+            over, lives = done, infos["lives"]
+            assert tick.done.tolist() == (lost | done).tolist()
+            for lane in np.flatnonzero(lost | done).tolist():
+                told = environment.episode_infos(0, [lane])[0]
+                ends["game" if done[lane] else "life"] += 1
+                assert told.get("score") == (score[lane] if done[lane] else None)
+        else:
+            over = np.zeros(2, bool)
+        np.testing.assert_array_equal(tick.observation["obs"], seen)
+        np.testing.assert_array_equal(tick.reward, np.where(began, 0, paid))
+        began = tick.done.copy()
+    assert ends["life"] >= 4 * ends["game"] > 0
+    environment.close()
+    raw.close()
 
 
-def test_one_game_for_a_server_says_its_score_too():
-    game = Atari(id="ms_pacman", num_threads=1).make_one()
-    game.reset(seed=1)
-    steps = [game.step(step % 9) for step in range(140)]
-    rewards, infos = [step[1] for step in steps], [step[4] for step in steps]
-    assert set(rewards) == {0.0, 1.0} and infos[-1]["score"] >= 10 * sum(rewards) > 0
+class Script(gymnasium.vector.VectorEnv):
+    """A vector of one game, whose steps tell what `told` says: lives, reward, and whether
+    the game is over. It begins the next game with the step after."""
+
+    def __init__(self, told):
+        self.num_envs, self.told, self.acted = 1, iter(told), []
+        self.single_observation_space = gymnasium.spaces.Box(0, 255, (1, 84, 84), np.uint8)
+        self.single_action_space = gymnasium.spaces.Discrete(4)
+        self.shown = np.zeros((1, 1, 84, 84), np.uint8)
+
+    def reset(self, *, seed=None, options=None):
+        return self.shown, {"lives": np.array([3])}
+
+    def send(self, actions):
+        self.acted += actions.tolist()
+
+    def recv(self):
+        lives, reward, over = next(self.told)
+        return (
+            self.shown,
+            np.array([reward]),
+            np.array([over]),
+            np.array([False]),
+            {"lives": np.array([lives])},
+        )
+
+
+def test_a_game_that_ends_as_its_next_life_begins_is_told_a_step_later():
+    script = Script([(3, 5.0, False), (2, 1.0, False), (0, 7.0, True), (3, 2.0, False), (0, 4.0, True)])
+    games = Games(script, "script", 0, clip=False, next_life=1, picture=None)
+    games.bind([[0]])
+    tick = Tick.allocate(games.agents[0].spaces.observation, 1, games.info, games.same_step)
+    told, reset = [], np.ones(1, bool)
+    for _ in range(7):
+        games.send([{"action": np.array([3])}], reset)
+        games.recv([tick])
+        reset = tick.done | tick.truncated
+        score = games.episode_infos(0, [0])[0].get("score")
+        told.append((tick.reward[0], bool(reset[0]), score))
+    assert told == [
+        (0, False, None),
+        (5, False, None),
+        (1, True, None),  # a life is lost
+        (0, False, None),  # the next one begins, and the game is over
+        (0, True, 13.0),  # another one has begun
+        (0, False, None),  # which goes on
+        (4, True, 6.0),
+    ]
+    assert script.acted == [3, 3, 1, 1, 3]
+    games.close()
+
+
+def test_one_game_for_a_server_says_its_score_and_goes_on_after_a_lost_life():
+    config = Atari(id="breakout", num_threads=1)
+    game, raw = config.make_one(), config.scored().make_one()
+    first, seen = game.reset(seed=1)[0], raw.reset(seed=1)[0]
+    np.testing.assert_array_equal(first, seen)
+    rng, lives = np.random.default_rng(0), 0
+    while True:
+        action = rng.integers(4)
+        shown, paid, done, _, info = game.step(action)
+        seen, reward, over, _, said = raw.step(action)
+        np.testing.assert_array_equal(shown, seen)
+        assert paid == np.clip(reward, -1, 1)
+        if over:
+            break
+        if done:
+            lives += 1
+            assert "score" not in info
+            np.testing.assert_array_equal(game.reset()[0], raw.step(1)[0])
+    assert lives == 4 and done and info["score"] == said["score"]
+    again = game.reset()[0]
+    assert game.step(0)[4] == {} and again.shape == (4, 84, 84)
     game.close()
+    raw.close()

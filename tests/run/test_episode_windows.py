@@ -203,11 +203,12 @@ def test_the_first_member_of_a_population_that_reaches_the_mean_return_ends_the_
 def test_a_return_of_clipped_rewards_that_may_end_the_run_is_told_to_be_one() -> None:
     made: Experiment = experiments.experiment(Atari(id="pong"))
     (told,) = _returns_notice(made.replace(limits=Limits(mean_return=18.0)))
-    assert "rewards clipped to -1, 0 and 1; the game's score is info/score" in told
+    assert "rewards clipped to -1, 0 and 1 and of one life" in told
+    assert "the game's score is info/score" in told
     assert _returns_notice(made.replace(limits=Limits(until="return/mean > 1"))) == [told]
     for limits in (Limits(steps=10), Limits(until="info/score > 1")):
         assert _returns_notice(made.replace(limits=limits)) == []
-    plain: Experiment = experiments.experiment(Atari(id="pong", reward_clipping=False))
+    plain: Experiment = experiments.experiment(Atari(id="pong").scored())
     assert _returns_notice(plain.replace(limits=Limits(mean_return=18.0))) == []
 
 

@@ -39,8 +39,8 @@ class Atari(EnvironmentConfig):
     noop_max: a game begins with up to this many idle frames, so that games differ
     repeat_action_probability: "sticky" actions; the games of id "ALE/…-v5" in Gymnasium
         use 0.25, published scores mostly 0
-    episodic_life: whether a lost life ends the episode, and the game with it: the library
-        begins another one, and there is no score
+    episodic_life: whether a lost life ends the episode, as of Mnih et al. 2015; the game
+        goes on, and its score is that of all its lives
     reward_clipping: whether rewards become −1, 0 or 1, so that returns of training are
         not scores: these are ``info/score``
     fire_reset: whether fire is pressed at the start of games that wait for it
@@ -56,7 +56,7 @@ class Atari(EnvironmentConfig):
     size: int = 84
     noop_max: int = 30
     repeat_action_probability: float = 0.0
-    episodic_life: bool = False
+    episodic_life: bool = True
     reward_clipping: bool = True
     fire_reset: bool = True
     full_action_space: bool = False
@@ -78,10 +78,9 @@ class Atari(EnvironmentConfig):
     @property
     def rewarded(self) -> str:
         parts = (["clipped to -1, 0 and 1"] if self.reward_clipping else []) + (
-            ["of one life"] if self.episodic_life else []
+            ["of one life, where a game has several"] if self.episodic_life else []
         )
-        score = "" if self.episodic_life else "; the game's score is info/score"
-        return f"rewards {' and '.join(parts)}{score}" if parts else ""
+        return f"rewards {' and '.join(parts)}; the game's score is info/score" if parts else ""
 
     def scored(self) -> "Atari":
         return self.replace(reward_clipping=False, episodic_life=False)
@@ -91,7 +90,9 @@ class Atari(EnvironmentConfig):
         observation: the library draws no others of many games."""
         check_counts(lanes=lanes)
         env = self._games(lanes)
-        vector = Games(env, self.id, seed, self.reward_clipping, _newest_frame if render else None)
+        next_life = self._next_life(env) if self.episodic_life else None
+        picture = _newest_frame if render else None
+        vector = Games(env, self.id, seed, self.reward_clipping, next_life, picture)
         vector.max_episode_steps = self.max_episode_steps
         vector.render_fps = FRAMES_PER_SECOND / self.frame_skip
         return vector
@@ -100,7 +101,14 @@ class Atari(EnvironmentConfig):
         """Return one game as a bare `gymnasium.Env`, as a server plays it."""
         from tidemill.envs.atari_single_game import OneGame
 
-        return OneGame(self.replace(num_threads=1)._games(1), self.reward_clipping)
+        env = self.replace(num_threads=1)._games(1)
+        return OneGame(env, self.reward_clipping, self._next_life(env) if self.episodic_life else None)
+
+    def _next_life(self, env: Any) -> int:
+        """Return the action that begins the next life: fire, where a game waits for it at
+        its start, too, else none."""
+        names = [action.name for action in env.ale.get_action_set()]
+        return names.index("FIRE") if self.fire_reset and "FIRE" in names else 0
 
     def _games(self, lanes: int) -> Any:
         with needing(f'environment "{self.id}" needs', _CURE):
@@ -126,20 +134,35 @@ class Atari(EnvironmentConfig):
             stack_num=self.stack,
             frameskip=self.frame_skip,
             noop_max=self.noop_max,
-            episodic_life=self.episodic_life,
-            reward_clipping=False,  # `Games` does that, once their scores have them
+            # `Games` does both, whose scores are of whole games and not clipped
+            episodic_life=False,
+            reward_clipping=False,
             use_fire_reset=self.fire_reset,
         )
 
 
 class Games(VectorLanes):
-    """Atari games whose scores are recorded; `clip`: rewards are clipped."""
+    """Atari games whose scores are recorded; `clip`: rewards are clipped.
 
-    def __init__(self, env: Any, name: str, seed: int, clip: bool, picture: Any) -> None:
+    next_life: action that begins the next life, where a lost one ends the episode: the
+        tick in which that begins takes it, and the game goes on; None: episodes are
+        games
+    """
+
+    def __init__(
+        self, env: Any, name: str, seed: int, clip: bool, next_life: int | None, picture: Any
+    ) -> None:
         super().__init__(env, name, seed, "next-step", partial_resets=True, halves=True, picture=picture)
-        self._clip = clip
+        self._clip, self._next_life = clip, next_life
         self._score = np.zeros(self.lanes)
-        self._left = np.zeros(self.lanes, np.bool_)  # lanes whose game ended with lives left
+        self._scored = np.zeros(self.lanes)  # of the games that have ended last
+        self._over = np.zeros(self.lanes, np.bool_)  # lanes whose game's end the tick tells
+        self._lives = np.zeros(self.lanes, np.int64)
+        nobody = np.zeros(self.lanes, np.bool_)
+        # lanes whose episode ended with a life, while the game goes on; whose game ended
+        # in the tick that began an episode, as done and as truncated: told a tick later;
+        # and whose game begins in the tick under way
+        self._lost, self._late_done, self._late_cut, self._new = (nobody.copy() for _ in range(4))
         self._kept: KeptEpisodes | None = None  # for a cut
         self._root, self._games = seed, [0] * self.lanes  # that were begun, where they are kept
         self._seeds = np.zeros(0, np.int64)  # of the games that begin with the tick under way
@@ -147,13 +170,20 @@ class Games(VectorLanes):
     def send(self, actions: Sequence[Arrays], reset: NDArray[np.bool_]) -> None:
         """See `VectorLanes`. Of games that may be played again each begins with a seed of
         its own: where the library's random streams are it does not tell."""
+        self._new = reset if self._started else np.ones(self.lanes, np.bool_)
+        if self._next_life is not None and self._started:
+            self._new = (reset & ~self._lost) | self._late_done | self._late_cut
+            if (on := reset & self._lost).any():
+                actions = [{"action": np.where(on, self._next_life, actions[0]["action"])}]
         if self._kept is not None:
             self._kept.add(actions[0])
-            begins = reset if self._started else np.ones(self.lanes, np.bool_)
-            self._seeds = np.array([self._begin(lane) for lane in np.flatnonzero(begins).tolist()], np.int64)
-            if begins.all():
+            begins = np.flatnonzero(self._new).tolist()
+            self._seeds = np.array([self._begin(lane) for lane in begins], np.int64)
+            if self._new.all():
                 self._seed = self._seeds
-        super().send(actions, reset)
+        super().send(actions, self._new)
+        if self._new is not reset and self._next_life is not None:
+            self._began = reset.copy()
 
     def _begin(self, lane: int) -> int:
         """Note that a lane's next game begins, and return its seed."""
@@ -174,16 +204,39 @@ class Games(VectorLanes):
     def recv(self, ticks: Sequence[Tick]) -> None:
         super().recv(ticks)
         (tick,) = ticks
-        self._score[self._began] = 0
-        self._score += tick.reward
+        if self._new.any():
+            self._score[self._new] = 0
+        self._score += np.where(self._new, 0, self._result[1])
+        if self._finished.any():
+            self._scored[self._finished] = self._score[self._finished]
+        self._over = self._finished
         if self._clip:
             np.clip(tick.reward, -1, 1, out=tick.reward)
-        self._left = tick.done & (self._result[4].get("lives", 0) > 0)
+        if self._next_life is not None:
+            self._end_lives(tick)
+
+    def _end_lives(self, tick: Tick) -> None:
+        """Tell episodes' ends where a life was lost, and a tick later those of games
+        which ended as their next life began."""
+        # where all games begin, nobody says how many there are
+        lives = self._result[4].get("lives", 0)
+        self._lost = (lives < self._lives) & ~(self._finished | self._began | self._new)
+        self._lives = np.zeros(self.lanes, np.int64) + lives
+        late = self._began & ~self._new & self._finished
+        done, cut = late & tick.done, late & tick.truncated
+        tick.done[late] = tick.truncated[late] = False
+        # what ended a tick ago has begun another game already, which goes on from here
+        before = self._late_done | self._late_cut
+        tick.done |= self._lost | self._late_done
+        tick.truncated |= self._late_cut
+        self._lost |= before
+        self._over = (self._finished & ~late) | before
+        self._late_done, self._late_cut = done, cut
 
     def episode_infos(self, group: int, seats: Sequence[int]) -> Sequence[Any]:
         infos = super().episode_infos(group, seats)
         return [
-            info if self._left[lane] else {**info, "score": self._score[lane]}
+            {**info, "score": self._scored[lane]} if self._over[lane] else info
             for lane, info in zip(seats, infos, strict=True)
         ]
 
@@ -199,13 +252,23 @@ class Games(VectorLanes):
         episodes = {str(lane): self._kept.state(lane) or {} for lane in open_lanes}
         seen = {str(lane): self._result[0][lane].copy() for lane in open_lanes}
         own = {"games": [*self._games], "score": self._score.copy(), "finished": self._finished}
-        return {**own, "root": self._root, "started": self._started, "episodes": episodes, "seen": seen}
+        lives = {"lives": self._lives, "lost": self._lost, "late": [self._late_done, self._late_cut]}
+        return {
+            **own,
+            **lives,
+            "root": self._root,
+            "started": self._started,
+            "episodes": episodes,
+            "seen": seen,
+        }
 
     def load_state(self, state: Part) -> Mapping[int, str]:
         """See `Environment`. All lanes play at once what is played again, so that those
         of longer games begin before the others."""
         self._root, self._games, self._score = state["root"], list(state["games"]), state["score"]
         self._finished, self._started = state["finished"], state["started"]
+        self._lives, self._lost = state["lives"], state["lost"]
+        self._late_done, self._late_cut = state["late"]
         if not self._started:
             return {}
         held = {int(lane): episode for lane, episode in state["episodes"].items()}

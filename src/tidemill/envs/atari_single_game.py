@@ -9,24 +9,38 @@ import numpy as np
 
 class OneGame(gymnasium.Env[Any, Any]):
     """The environment takes over a vector environment of one game. It is reset whenever
-    whoever plays it asks, so that the library never begins a game by itself."""
+    whoever plays it asks, so that the library never begins a game by itself.
 
-    def __init__(self, games: Any, clip: bool) -> None:
+    clip, next_life: as of `Games`: where a lost life ends the episode, a reset without a
+        seed goes on with the game
+    """
+
+    def __init__(self, games: Any, clip: bool, next_life: int | None) -> None:
         self._games, self._clip, self._score = games, clip, 0.0
+        self._next_life, self._lives, self._lost = next_life, 0, False
         self.observation_space, self.action_space = games.single_observation_space, games.single_action_space
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, dict[str, Any]]:
-        self._score = 0.0
-        observation, _ = self._games.reset(seed=seed)
-        return observation[0], {}
+        if seed is None and self._lost:
+            observation, _, ended, cut, _ = self.step(self._next_life)
+            if not (ended or cut):
+                return observation, {}
+        self._score, self._lost = 0.0, False
+        seen, infos = self._games.reset(seed=seed)
+        self._lives = int(infos["lives"][0])
+        return seen[0], {}
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        observation, reward, terminated, truncated, _ = self._games.step(np.array([action]))
-        self._score += float(reward[0])
-        paid = np.clip(reward[0], -1, 1) if self._clip else reward[0]
-        return observation[0], float(paid), bool(terminated[0]), bool(truncated[0]), {"score": self._score}
+        seen, rewards, over, cut, infos = self._games.step(np.array([action]))
+        before, self._lives = self._lives, int(infos["lives"][0])
+        self._score += float(rewards[0])
+        ended, truncated = bool(over[0]), bool(cut[0])
+        paid = np.clip(rewards[0], -1, 1) if self._clip else rewards[0]
+        self._lost = self._next_life is not None and self._lives < before and not (ended or truncated)
+        told = {"score": self._score} if ended or truncated else {}
+        return seen[0], float(paid), ended or self._lost, truncated, told
 
     def close(self) -> None:
         self._games.close()

@@ -181,14 +181,25 @@ def each_policy(
     )
 
 
+MOST_SEATS = 64  # of several lanes
+MOST_ROWS = 16_384  # of a policy's update, unless samples are as short as may be
+LEAST_STEPS = 32  # of a sample
+
+
 def several(name: str, environment: PettingZoo) -> Experiment:
     """Environments of several agents: one policy for all that see and do the same.
 
-    The environment is built once, here, to see which agents there are.
+    The environment is built once, here, to see which agents there are. Where these are
+    many, each step brings many rows: then fewer lanes, and shorter samples, bring updates
+    as soon.
     """
     built = environment.build(1, 0)
     built.close()
-    return each_policy(name.removeprefix("pettingzoo:"), environment, kinds_of(built.agents))
+    seats = max(map(len, alike(built.agents)))
+    lanes = max(1, min(Actors.lanes, MOST_SEATS // seats))
+    steps = max(LEAST_STEPS, min(AgentSpec.sample_steps, MOST_ROWS // (lanes * seats)))
+    called = name.removeprefix("pettingzoo:")
+    return each_policy(called, environment, kinds_of(built.agents), lanes, steps)
 
 
 def simulated(name: str, environment: SimulatorEnvironment) -> Experiment:
