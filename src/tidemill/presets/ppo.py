@@ -181,23 +181,22 @@ def each_policy(
     )
 
 
-MOST_SEATS = 64  # of several lanes
-MOST_ROWS = 16_384  # of a policy's update, unless samples are as short as may be
+ROWS = 4_096  # of an update of a policy that several agents play, about
 LEAST_STEPS = 32  # of a sample
 
 
 def several(name: str, environment: PettingZoo) -> Experiment:
     """Environments of several agents: one policy for all that see and do the same.
 
-    The environment is built once, here, to see which agents there are. Where these are
-    many, each step brings many rows: then fewer lanes, and shorter samples, bring updates
-    as soon.
+    The environment is built once, here, to see which agents there are: so many bring as
+    many rows a step, and fewer lanes have an update come as soon (docs/experiments.md).
     """
     built = environment.build(1, 0)
     built.close()
     seats = max(map(len, alike(built.agents)))
-    lanes = max(1, min(Actors.lanes, MOST_SEATS // seats))
-    steps = max(LEAST_STEPS, min(AgentSpec.sample_steps, MOST_ROWS // (lanes * seats)))
+    fitting = max(1, min(Actors.lanes, ROWS // (seats * AgentSpec.sample_steps)))
+    lanes = 1 << (fitting.bit_length() - 1)  # which can be shared among processes
+    steps = max(LEAST_STEPS, min(AgentSpec.sample_steps, ROWS // (seats * lanes)))
     called = name.removeprefix("pettingzoo:")
     return each_policy(called, environment, kinds_of(built.agents), lanes, steps)
 
@@ -218,7 +217,7 @@ def simulated(name: str, environment: SimulatorEnvironment) -> Experiment:
     rows = lanes * min(seats.values(), default=1)
     matches = {_policy_name(group, number): f"{re.escape(group)}_\\d+" for number, group in enumerate(seats)}
     called = Path(name.removeprefix("simulator:")).stem or "editor"
-    return each_policy(called, environment, matches, lanes, max(32, min(512, 4096 // rows)))
+    return each_policy(called, environment, matches, lanes, max(LEAST_STEPS, min(512, ROWS // rows)))
 
 
 def _policy_name(group: str, number: int) -> str:
