@@ -147,7 +147,7 @@ ALWAYS = {
     "EnvPool": "id num_threads max_episode_steps kwargs",
     "GymnasiumVector": "id make kwargs max_episode_steps seed_argument autoreset",
     "Atari": "id num_threads frame_skip stack size noop_max repeat_action_probability episodic_life "
-    "reward_clipping fire_reset full_action_space "
+    "reward_clipping fire_reset fire_lives full_action_space "
     "max_episode_steps",
     "PettingZoo": "make kwargs state team_reward max_episode_steps wrap",
     "Asynchronous": "make kwargs max_episode_steps deadline_s",

@@ -9,7 +9,7 @@ from tests.envs.driver import Driver
 from tidemill.api.environment import Tick
 from tidemill.core.cut import flatten, unflatten
 from tidemill.core.errors import ConfigError
-from tidemill.envs.atari import Atari, Games
+from tidemill.envs.atari import Atari, Games, Lives
 
 pytest.importorskip("ale_py")
 
@@ -202,6 +202,36 @@ def test_a_lost_life_ends_the_episode_and_the_game_goes_on_with_fire():
     raw.close()
 
 
+def test_whole_games_of_who_was_trained_by_lives_have_fire_at_each_one():
+    """Who never had to press it would wait for ever."""
+    config = Atari(id="breakout", num_threads=1)
+    environment = config.scored().build(2, 1)
+    one, driver = config.scored().make_one(), Driver(environment)
+    one.reset(seed=1)
+
+    def idle(driver):
+        return driver.tick(actions=[{"action": np.zeros(driver.environment.lanes, np.int64)}])[0].tick
+
+    idle(driver)
+    ended, ticks = np.zeros(2, bool), 0
+    while not ended.all():
+        tick, ticks = idle(driver), ticks + 1
+        if not ended[0]:
+            shown, _, over, _, _ = one.step(0)
+            np.testing.assert_array_equal(tick.observation["obs"][0], shown)
+            assert tick.done[0] == over
+        ended |= tick.done
+        assert ticks < 400
+    assert ticks > 60, "five lives, none of which ended the episode"
+    environment.close()
+    one.close()
+    without = config.scored().replace(fire_lives=False).build(1, 1)
+    driver = Driver(without)
+    assert not any(idle(driver).done.any() for _ in range(400))
+    without.close()
+    assert not Atari(id="breakout", episodic_life=False).scored().fire_lives
+
+
 class Script(gymnasium.vector.VectorEnv):
     """A vector of one game, whose steps tell what `told` says: lives, reward, and whether
     the game is over. It begins the next game with the step after."""
@@ -231,7 +261,7 @@ class Script(gymnasium.vector.VectorEnv):
 
 def test_a_game_that_ends_as_its_next_life_begins_is_told_a_step_later():
     script = Script([(3, 5.0, False), (2, 1.0, False), (0, 7.0, True), (3, 2.0, False), (0, 4.0, True)])
-    games = Games(script, "script", 0, clip=False, next_life=1, picture=None)
+    games = Games(script, "script", 0, clip=False, lives=Lives(True, 1), picture=None)
     games.bind([[0]])
     tick = Tick.allocate(games.agents[0].spaces.observation, 1, games.info, games.same_step)
     told, reset = [], np.ones(1, bool)

@@ -5,7 +5,7 @@ import difflib
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -44,6 +44,9 @@ class Atari(EnvironmentConfig):
     reward_clipping: whether rewards become −1, 0 or 1, so that returns of training are
         not scores: these are ``info/score``
     fire_reset: whether fire is pressed at the start of games that wait for it
+    fire_lives: whether it is pressed at the start of each life, too, in place of what the
+        policy does: so have `evaluate` and `play` games of policies that were trained
+        with `episodic_life`, to which the library did that
     full_action_space: whether there are all 18 actions, not only those that the game
         knows
     max_episode_steps: most steps (not frames) of a game, which is truncated there
@@ -59,6 +62,7 @@ class Atari(EnvironmentConfig):
     episodic_life: bool = True
     reward_clipping: bool = True
     fire_reset: bool = True
+    fire_lives: bool = False
     full_action_space: bool = False
     max_episode_steps: int = 27_000
 
@@ -83,16 +87,17 @@ class Atari(EnvironmentConfig):
         return f"rewards {' and '.join(parts)}; the game's score is info/score" if parts else ""
 
     def scored(self) -> "Atari":
-        return self.replace(reward_clipping=False, episodic_life=False)
+        return self.replace(
+            reward_clipping=False, episodic_life=False, fire_lives=self.fire_lives or self.episodic_life
+        )
 
     def build(self, lanes: int, seed: int, render: bool = False) -> VectorLanes:
         """Return `lanes` games. Pictures, where asked for, are the newest frame of an
         observation: the library draws no others of many games."""
         check_counts(lanes=lanes)
         env = self._games(lanes)
-        next_life = self._next_life(env) if self.episodic_life else None
         picture = _newest_frame if render else None
-        vector = Games(env, self.id, seed, self.reward_clipping, next_life, picture)
+        vector = Games(env, self.id, seed, self.reward_clipping, self._lives(env), picture)
         vector.max_episode_steps = self.max_episode_steps
         vector.render_fps = FRAMES_PER_SECOND / self.frame_skip
         return vector
@@ -102,13 +107,14 @@ class Atari(EnvironmentConfig):
         from tidemill.envs.atari_single_game import OneGame
 
         env = self.replace(num_threads=1)._games(1)
-        return OneGame(env, self.reward_clipping, self._next_life(env) if self.episodic_life else None)
+        return OneGame(env, self.reward_clipping, self._lives(env))
 
-    def _next_life(self, env: Any) -> int:
-        """Return the action that begins the next life: fire, where a game waits for it at
-        its start, too, else none."""
+    def _lives(self, env: Any) -> "Lives":
         names = [action.name for action in env.ale.get_action_set()]
-        return names.index("FIRE") if self.fire_reset and "FIRE" in names else 0
+        fire = names.index("FIRE") if self.fire_reset and "FIRE" in names else None
+        if not self.episodic_life:
+            return Lives(False, fire if self.fire_lives else None)
+        return Lives(True, fire or 0)
 
     def _games(self, lanes: int) -> Any:
         with needing(f'environment "{self.id}" needs', _CURE):
@@ -141,27 +147,31 @@ class Atari(EnvironmentConfig):
         )
 
 
-class Games(VectorLanes):
-    """Atari games whose scores are recorded; `clip`: rewards are clipped.
+class Lives(NamedTuple):
+    """What lives are to a game.
 
-    next_life: action that begins the next life, where a lost one ends the episode: the
-        tick in which that begins takes it, and the game goes on; None: episodes are
-        games
+    episodes: whether a lost one ends the episode, and the next tick begins another
+    first: the action of the tick in which the next life begins; None: the policy's
     """
 
-    def __init__(
-        self, env: Any, name: str, seed: int, clip: bool, next_life: int | None, picture: Any
-    ) -> None:
+    episodes: bool
+    first: int | None
+
+
+class Games(VectorLanes):
+    """Atari games whose scores are recorded; `clip`: rewards are clipped."""
+
+    def __init__(self, env: Any, name: str, seed: int, clip: bool, lives: Lives, picture: Any) -> None:
         super().__init__(env, name, seed, "next-step", partial_resets=True, halves=True, picture=picture)
-        self._clip, self._next_life = clip, next_life
+        self._clip, self._are = clip, lives
         self._score = np.zeros(self.lanes)
         self._scored = np.zeros(self.lanes)  # of the games that have ended last
         self._over = np.zeros(self.lanes, np.bool_)  # lanes whose game's end the tick tells
         self._lives = np.zeros(self.lanes, np.int64)
         nobody = np.zeros(self.lanes, np.bool_)
-        # lanes whose episode ended with a life, while the game goes on; whose game ended
-        # in the tick that began an episode, as done and as truncated: told a tick later;
-        # and whose game begins in the tick under way
+        # lanes that have lost a life, while the game goes on; whose game ended in the
+        # tick that began an episode, as done and as truncated: told a tick later; and
+        # whose game begins in the tick under way
         self._lost, self._late_done, self._late_cut, self._new = (nobody.copy() for _ in range(4))
         self._kept: KeptEpisodes | None = None  # for a cut
         self._root, self._games = seed, [0] * self.lanes  # that were begun, where they are kept
@@ -171,10 +181,11 @@ class Games(VectorLanes):
         """See `VectorLanes`. Of games that may be played again each begins with a seed of
         its own: where the library's random streams are it does not tell."""
         self._new = reset if self._started else np.ones(self.lanes, np.bool_)
-        if self._next_life is not None and self._started:
+        lost = self._lost & reset if self._are.episodes else self._lost & ~reset
+        if self._are.episodes and self._started:
             self._new = (reset & ~self._lost) | self._late_done | self._late_cut
-            if (on := reset & self._lost).any():
-                actions = [{"action": np.where(on, self._next_life, actions[0]["action"])}]
+        if self._are.first is not None and lost.any():
+            actions = [{"action": np.where(lost, self._are.first, actions[0]["action"])}]
         if self._kept is not None:
             self._kept.add(actions[0])
             begins = np.flatnonzero(self._new).tolist()
@@ -182,7 +193,7 @@ class Games(VectorLanes):
             if self._new.all():
                 self._seed = self._seeds
         super().send(actions, self._new)
-        if self._new is not reset and self._next_life is not None:
+        if self._new is not reset and self._are.episodes:
             self._began = reset.copy()
 
     def _begin(self, lane: int) -> int:
@@ -212,16 +223,17 @@ class Games(VectorLanes):
         self._over = self._finished
         if self._clip:
             np.clip(tick.reward, -1, 1, out=tick.reward)
-        if self._next_life is not None:
-            self._end_lives(tick)
+        if self._are != (False, None):
+            # where all games begin, nobody says how many lives there are
+            lives = self._result[4].get("lives", 0)
+            self._lost = (lives < self._lives) & ~(self._finished | self._began | self._new)
+            self._lives = np.zeros(self.lanes, np.int64) + lives
+        if self._are.episodes:
+            self._end_episodes(tick)
 
-    def _end_lives(self, tick: Tick) -> None:
+    def _end_episodes(self, tick: Tick) -> None:
         """Tell episodes' ends where a life was lost, and a tick later those of games
         which ended as their next life began."""
-        # where all games begin, nobody says how many there are
-        lives = self._result[4].get("lives", 0)
-        self._lost = (lives < self._lives) & ~(self._finished | self._began | self._new)
-        self._lives = np.zeros(self.lanes, np.int64) + lives
         late = self._began & ~self._new & self._finished
         done, cut = late & tick.done, late & tick.truncated
         tick.done[late] = tick.truncated[late] = False

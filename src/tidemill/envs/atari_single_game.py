@@ -1,30 +1,33 @@
 """One game of ale-py's vector environment as a `gymnasium.Env`, for a server to play:
 what training sees of it, preprocessing included."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import gymnasium
 import numpy as np
+
+if TYPE_CHECKING:
+    from tidemill.envs.atari import Lives
 
 
 class OneGame(gymnasium.Env[Any, Any]):
     """The environment takes over a vector environment of one game. It is reset whenever
     whoever plays it asks, so that the library never begins a game by itself.
 
-    clip, next_life: as of `Games`: where a lost life ends the episode, a reset without a
-        seed goes on with the game
+    clip, lives: as of `Games`: where a lost life ends the episode, a reset without a seed
+        goes on with the game
     """
 
-    def __init__(self, games: Any, clip: bool, next_life: int | None) -> None:
+    def __init__(self, games: Any, clip: bool, lives: "Lives") -> None:
         self._games, self._clip, self._score = games, clip, 0.0
-        self._next_life, self._lives, self._lost = next_life, 0, False
+        self._are, self._lives, self._lost = lives, 0, False
         self.observation_space, self.action_space = games.single_observation_space, games.single_action_space
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, dict[str, Any]]:
-        if seed is None and self._lost:
-            observation, _, ended, cut, _ = self.step(self._next_life)
+        if seed is None and self._lost and self._are.episodes:
+            observation, _, ended, cut, _ = self.step(self._are.first)
             if not (ended or cut):
                 return observation, {}
         self._score, self._lost = 0.0, False
@@ -33,14 +36,16 @@ class OneGame(gymnasium.Env[Any, Any]):
         return seen[0], {}
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        if self._lost and self._are.first is not None:
+            action = self._are.first
         seen, rewards, over, cut, infos = self._games.step(np.array([action]))
         before, self._lives = self._lives, int(infos["lives"][0])
         self._score += float(rewards[0])
         ended, truncated = bool(over[0]), bool(cut[0])
         paid = np.clip(rewards[0], -1, 1) if self._clip else rewards[0]
-        self._lost = self._next_life is not None and self._lives < before and not (ended or truncated)
+        self._lost = self._lives < before and not (ended or truncated)
         told = {"score": self._score} if ended or truncated else {}
-        return seen[0], float(paid), ended or self._lost, truncated, told
+        return seen[0], float(paid), ended or (self._lost and self._are.episodes), truncated, told
 
     def close(self) -> None:
         self._games.close()
