@@ -173,7 +173,7 @@ def test_a_lost_life_ends_the_episode_and_the_game_goes_on_with_fire():
     rng, began = np.random.default_rng(1), np.ones(2, bool)
     seen, infos = raw.reset(seed=1)
     lives, score, ends = infos["lives"], np.zeros(2), {"life": 0, "game": 0}
-    over = np.ones(2, bool)
+    over, age = np.ones(2, bool), np.full(2, 9)
     tick = Tick.allocate(environment.agents[0].spaces.observation, 2, environment.info, environment.same_step)
     environment.bind([[0]])
     for number in range(400):
@@ -185,6 +185,7 @@ def test_a_lost_life_ends_the_episode_and_the_game_goes_on_with_fire():
             # the library begins games that are over by itself, whatever it is told
             seen, paid, done, _, infos = raw.step(np.where(began & ~over, 1, actions))
             lost = (infos["lives"] < lives) & ~done & ~over
+            age = np.where(began & ~over, 0, age + 1)
             score = np.where(over, 0, score + paid)
             over, lives = done, infos["lives"]
             assert tick.done.tolist() == (lost | done).tolist()
@@ -194,7 +195,10 @@ def test_a_lost_life_ends_the_episode_and_the_game_goes_on_with_fire():
                 assert told.get("score") == (score[lane] if done[lane] else None)
         else:
             over = np.zeros(2, bool)
-        np.testing.assert_array_equal(tick.observation["obs"], seen)
+        for lane, since in enumerate(age.tolist()):
+            # frames of the life before are blank, as those before a game's first are
+            shown = np.array([frame >= 3 - since for frame in range(4)])[:, None, None]
+            np.testing.assert_array_equal(tick.observation["obs"][lane], seen[lane] * shown)
         np.testing.assert_array_equal(tick.reward, np.where(began, 0, paid))
         began = tick.done.copy()
     assert ends["life"] >= 4 * ends["game"] > 0
@@ -230,6 +234,58 @@ def test_whole_games_of_who_was_trained_by_lives_have_fire_at_each_one():
     assert not any(idle(driver).done.any() for _ in range(400))
     without.close()
     assert not Atari(id="breakout", episodic_life=False).scored().fire_lives
+
+
+def test_what_begins_by_a_seed_is_a_new_game_in_the_midst_of_one_too():
+    """Exact runs play an episode again from its seed alone."""
+    environment = Atari(id="breakout", num_threads=1).build(1, 1)
+    driver, begun, begins = Driver(environment), [], True
+    for _ in range(200):
+        if begins:
+            environment.seed(7)
+        (told,) = driver.tick()
+        if begins:
+            begun.append(told.tick.observation["obs"].tobytes())
+        begins = bool(told.tick.done[0])
+    assert len(begun) > 3 and len(set(begun)) == 1
+    environment.close()
+
+
+def test_a_game_that_somebody_else_cuts_has_the_score_so_far():
+    environment = Atari(id="ms_pacman", num_threads=1).build(1, 1)
+    driver, paid = Driver(environment), 0.0
+    for _ in range(110):
+        (told,) = driver.tick()
+        paid += told.tick.reward[0]
+    assert not told.tick.done[0]
+    assert environment.episode_infos(0, [0])[0]["score"] >= 10 * paid > 0
+    environment.close()
+
+
+def test_a_lane_that_is_reset_has_lost_no_life():
+    """What the library tells with the step are the lives of the game before."""
+
+    class Two(Script):
+        def __init__(self):
+            super().__init__([])
+            self.num_envs, self.shown = 2, np.zeros((2, 1, 84, 84), np.uint8)
+            self.lives = np.array([4, 3])
+
+        def reset(self, *, seed=None, options=None):
+            if options is not None:  # one lane alone
+                self.lives = np.array([3, 3])
+            return self.shown, {}
+
+        def recv(self):
+            nothing = np.zeros(2, np.bool_)
+            return self.shown, np.zeros(2), nothing, nothing, {"lives": self.lives.copy()}
+
+    games = Games(Two(), "script", 0, clip=False, lives=Lives(True, 1), picture=None)
+    driver = Driver(games)
+    for reset in ([True, True], [False, False], [True, False], [False, False], [False, False]):
+        (told,) = driver.tick(reset=np.array(reset))
+        assert not told.tick.done.any()
+    games.close()
 
 
 class Script(gymnasium.vector.VectorEnv):
@@ -269,7 +325,7 @@ def test_a_game_that_ends_as_its_next_life_begins_is_told_a_step_later():
         games.send([{"action": np.array([3])}], reset)
         games.recv([tick])
         reset = tick.done | tick.truncated
-        score = games.episode_infos(0, [0])[0].get("score")
+        score = games.episode_infos(0, [0])[0].get("score") if reset[0] else None
         told.append((tick.reward[0], bool(reset[0]), score))
     assert told == [
         (0, False, None),

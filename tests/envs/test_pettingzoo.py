@@ -727,7 +727,7 @@ def test_wrappers_of_agents_that_act_in_turn_do_too():
     ("wrap", "says"),
     [
         ("resize(84)", 'is of several, go SuperSuit\'s and your own: "supersuit:resize_v1\\(84, 84\\)"'),
-        ("rescale-action", 'your own: "module:NAME"'),
+        ("rescale-action", "and your own, FILE.py:NAME"),
         ("resise", 'no wrapper is called "resise"; did you mean "resize"'),
         (f"{__file__}:nothing", "returned None, which is no pettingzoo.ParallelEnv and no pettingzoo.AECEnv"),
         (f"{__file__}:Nobody", "Nobody"),

@@ -147,6 +147,9 @@ class Atari(EnvironmentConfig):
         )
 
 
+LONG_AGO = 1 << 30  # ticks
+
+
 class Lives(NamedTuple):
     """What lives are to a game.
 
@@ -173,6 +176,9 @@ class Games(VectorLanes):
         # tick that began an episode, as done and as truncated: told a tick later; and
         # whose game begins in the tick under way
         self._lost, self._late_done, self._late_cut, self._new = (nobody.copy() for _ in range(4))
+        # ticks since a life began in the midst of a game
+        self._age = np.full(self.lanes, LONG_AGO)
+        self._reborn = nobody  # lanes in which one begins with the tick under way
         self._kept: KeptEpisodes | None = None  # for a cut
         self._root, self._games = seed, [0] * self.lanes  # that were begun, where they are kept
         self._seeds = np.zeros(0, np.int64)  # of the games that begin with the tick under way
@@ -181,11 +187,15 @@ class Games(VectorLanes):
         """See `VectorLanes`. Of games that may be played again each begins with a seed of
         its own: where the library's random streams are it does not tell."""
         self._new = reset if self._started else np.ones(self.lanes, np.bool_)
+        if self._seed is not None:  # what begins by a seed follows from nothing else
+            self._lost = self._lost & ~reset
         lost = self._lost & reset if self._are.episodes else self._lost & ~reset
         if self._are.episodes and self._started:
             self._new = (reset & ~self._lost) | self._late_done | self._late_cut
-        if self._are.first is not None and lost.any():
-            actions = [{"action": np.where(lost, self._are.first, actions[0]["action"])}]
+        if self._are.first is not None:
+            self._reborn = lost
+            if lost.any():
+                actions = [{"action": np.where(lost, self._are.first, actions[0]["action"])}]
         if self._kept is not None:
             self._kept.add(actions[0])
             begins = np.flatnonzero(self._new).tolist()
@@ -227,9 +237,12 @@ class Games(VectorLanes):
             # where all games begin, nobody says how many lives there are
             lives = self._result[4].get("lives", 0)
             self._lost = (lives < self._lives) & ~(self._finished | self._began | self._new)
-            self._lives = np.zeros(self.lanes, np.int64) + lives
+            # of a lane that was reset on its own it tells those of the game before
+            self._lives = np.where(self._new, 0, lives).astype(np.int64)
         if self._are.episodes:
             self._end_episodes(tick)
+        if self._are.first is not None:
+            self._begin_stacks(tick.observation["obs"])
 
     def _end_episodes(self, tick: Tick) -> None:
         """Tell episodes' ends where a life was lost, and a tick later those of games
@@ -245,10 +258,22 @@ class Games(VectorLanes):
         self._over = (self._finished & ~late) | before
         self._late_done, self._late_cut = done, cut
 
+    def _begin_stacks(self, frames: NDArray[np.uint8]) -> None:
+        """Show blanks in place of the frames before a life's first, as the library does
+        before a game's: so a replay memory that keeps single frames stacks them."""
+        self._age += 1
+        self._age[self._new] = LONG_AGO
+        self._age[self._reborn] = 0
+        newest = frames.shape[1] - 1
+        for lane in np.flatnonzero(self._age < newest).tolist():
+            frames[lane, : newest - self._age[lane]] = 0
+
     def episode_infos(self, group: int, seats: Sequence[int]) -> Sequence[Any]:
         infos = super().episode_infos(group, seats)
         return [
-            {**info, "score": self._scored[lane]} if self._over[lane] else info
+            info
+            if self._lost[lane] and not self._over[lane]
+            else {**info, "score": (self._scored if self._over[lane] else self._score)[lane]}
             for lane, info in zip(seats, infos, strict=True)
         ]
 
@@ -264,7 +289,12 @@ class Games(VectorLanes):
         episodes = {str(lane): self._kept.state(lane) or {} for lane in open_lanes}
         seen = {str(lane): self._result[0][lane].copy() for lane in open_lanes}
         own = {"games": [*self._games], "score": self._score.copy(), "finished": self._finished}
-        lives = {"lives": self._lives, "lost": self._lost, "late": [self._late_done, self._late_cut]}
+        lives = {
+            "lives": self._lives,
+            "lost": self._lost,
+            "late": [self._late_done, self._late_cut],
+            "age": self._age.copy(),
+        }
         return {
             **own,
             **lives,
@@ -279,8 +309,9 @@ class Games(VectorLanes):
         of longer games begin before the others."""
         self._root, self._games, self._score = state["root"], list(state["games"]), state["score"]
         self._finished, self._started = state["finished"], state["started"]
-        self._lives, self._lost = state["lives"], state["lost"]
-        self._late_done, self._late_cut = state["late"]
+        if "lives" in state:  # which cuts of before they counted have not
+            self._lives, self._lost, self._age = state["lives"], state["lost"], state["age"]
+            self._late_done, self._late_cut = state["late"]
         if not self._started:
             return {}
         held = {int(lane): episode for lane, episode in state["episodes"].items()}

@@ -11,7 +11,7 @@ from gymnasium import spaces
 from numpy.typing import NDArray
 
 from tidemill.core.errors import ConfigError
-from tidemill.nets.encoders import Image, image_of_shape
+from tidemill.nets.encoders import SMALLEST_IMAGE, Image, image_of_shape
 
 LUMINANCE = np.array([0.2125, 0.7154, 0.0721], np.float32)
 """Shares of red, green and blue in how light a colour is: ITU-R BT.709's, with the digits
@@ -44,7 +44,8 @@ class ImageWrapper(gymnasium.ObservationWrapper[Any, Any, Any]):
                 shape = self._changed(np.zeros(part.shape, np.uint8), image).shape
                 parts[key] = spaces.Box(0, 255, shape, np.uint8)
         if not self._images:
-            raise ConfigError(f"the wrapper {name} takes {self.takes}, and there is none in {space}")
+            part = "" if self._alone else f", as a part of a Dict of at least {SMALLEST_IMAGE} pixels a side"
+            raise ConfigError(f"the wrapper {name} takes {self.takes}{part}, and there is none in {space}")
         self.observation_space = parts[ALONE] if self._alone else spaces.Dict(parts)
 
     takes = "an image (a uint8 Box of two or three axes)"
@@ -170,5 +171,7 @@ def _image(space: Any, alone: bool) -> Image | None:
     if found or not alone or len(space.shape) not in (2, 3):
         return found
     # what is no part of a Dict may be a small image
+    if len(space.shape) == 3 and space.shape[0] in (1, 3, 4) and space.shape[2] > 4:
+        return Image(*space.shape, channels_first=True)
     height, width, channels = (*space.shape, 1)[:3]
     return Image(channels, height, width, channels_first=False)

@@ -36,7 +36,6 @@ _INSTALL = {  # by the start of a module's name, longer ones first: what pip ins
     "mpe2": "mpe2",
 }
 _SUPERSUIT = {  # by names of wrappers of single environments: what does the same to each agent
-    "filter": "FILE.py:NAME",
     "flatten": "supersuit:flatten_v0",
     "frame-skip": "supersuit:frame_skip_v0(4)",
     "frame-stack": "supersuit:frame_stack_v1(4)",
@@ -94,10 +93,11 @@ class PettingZoo(EnvironmentConfig):
         object.__setattr__(self, "wrap", names_of(self.wrap))
         for text in self.wrap:
             if (name := str(text).partition("(")[0].strip()) in WRAPPERS:
-                usual = _SUPERSUIT.get(name, "module:NAME")
+                usual = _SUPERSUIT.get(name, "")
+                cure = f': "{usual}" (pip install "supersuit")' if usual else ", FILE.py:NAME"
                 raise ConfigError(
                     f"wrap: {text} goes around environments of one agent; around {self.make}, which is of "
-                    f'several, go SuperSuit\'s and your own: "{usual}" (pip install "supersuit")'
+                    f"several, go SuperSuit's and your own{cure}"
                 )
         self.check_least(max_episode_steps=0)
 
