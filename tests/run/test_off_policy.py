@@ -201,6 +201,6 @@ def test_atari_games_are_kept_as_single_frames_and_seen_by_the_convolutions(tmp_
 def test_a_replay_memory_keeps_single_frames_of_games_that_go_on_after_a_lost_life(tmp_path):
     pytest.importorskip("ale_py")
     experiment = experiment_for("ALE/Breakout-v5", Atari(id="breakout", num_threads=1), "dqn")
-    summary, _ = train(experiment, tmp_path / "run", 640, capacity=1_000, warm_up=600)
+    summary, _ = train(experiment, tmp_path / "run", 640, capacity=2_000, warm_up=600)
     # eight games of five lives of 20 to 30 steps
     assert summary["episodes"] > 10
