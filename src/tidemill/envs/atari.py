@@ -186,7 +186,7 @@ class Games(VectorLanes):
     def send(self, actions: Sequence[Arrays], reset: NDArray[np.bool_]) -> None:
         """See `VectorLanes`. Of games that may be played again each begins with a seed of
         its own: where the library's random streams are it does not tell."""
-        self._new = reset if self._started else np.ones(self.lanes, np.bool_)
+        self._new = reset.copy() if self._started else np.ones(self.lanes, np.bool_)
         if self._seed is not None:  # what begins by a seed follows from nothing else
             self._lost = self._lost & ~reset
         lost = self._lost & reset if self._are.episodes else self._lost & ~reset
@@ -203,7 +203,7 @@ class Games(VectorLanes):
             if self._new.all():
                 self._seed = self._seeds
         super().send(actions, self._new)
-        if self._new is not reset and self._are.episodes:
+        if self._are.episodes and self._started:
             self._began = reset.copy()
 
     def _begin(self, lane: int) -> int:
@@ -234,10 +234,10 @@ class Games(VectorLanes):
         if self._clip:
             np.clip(tick.reward, -1, 1, out=tick.reward)
         if self._are != (False, None):
-            # where all games begin, nobody says how many lives there are
+            # where all games begin, nobody says how many lives there are; of a lane that
+            # was reset on its own those of the game before are told
             lives = self._result[4].get("lives", 0)
             self._lost = (lives < self._lives) & ~(self._finished | self._began | self._new)
-            # of a lane that was reset on its own it tells those of the game before
             self._lives = np.where(self._new, 0, lives).astype(np.int64)
         if self._are.episodes:
             self._end_episodes(tick)
