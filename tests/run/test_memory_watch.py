@@ -160,6 +160,13 @@ def test_what_training_takes_is_not_told_as_growth(monkeypatch: pytest.MonkeyPat
     assert clock.told and "trainer-0 holds" in clock.told[0]
 
 
+def test_what_never_trains_is_told_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock(monkeypatch)
+    clock.members["trainer-0"].forget_updates()
+    clock.minutes(20, trainer_0=100)  # it warms up, for hours
+    assert clock.told and "trainer-0 holds" in clock.told[0]
+
+
 def test_a_new_life_begins_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock(monkeypatch)
     clock.minutes(2)

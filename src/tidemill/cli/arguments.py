@@ -39,7 +39,7 @@ Wrap = Annotated[
     list[str] | None,
     typer.Option(
         help="A wrapper around the environment: a name, as frame-skip(4), or module:NAME or FILE.py:NAME, "
-        f"with plain arguments in brackets. Repeatable, the first one inside. By name, of one agent: "
+        "with plain arguments in brackets. Repeatable, the first one inside. By name, of one agent: "
         f"{', '.join(WRAPPERS)}. Of several agents: SuperSuit's, as supersuit:frame_stack_v1(4)."
     ),
 ]

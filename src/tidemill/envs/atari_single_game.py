@@ -1,16 +1,12 @@
 """One game of ale-py's vector environment as a `gymnasium.Env`, for a server to play:
 what training sees of it, preprocessing included."""
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import gymnasium
 import numpy as np
 
-if TYPE_CHECKING:
-    from tidemill.envs.atari import Lives
-
-
-LONG_AGO = 1 << 30  # steps
+from tidemill.envs.atari import LONG_AGO, Lives
 
 
 class OneGame(gymnasium.Env[Any, Any]):
@@ -21,7 +17,7 @@ class OneGame(gymnasium.Env[Any, Any]):
         goes on with the game
     """
 
-    def __init__(self, games: Any, clip: bool, lives: "Lives") -> None:
+    def __init__(self, games: Any, clip: bool, lives: Lives) -> None:
         self._games, self._clip, self._score = games, clip, 0.0
         self._are, self._lives, self._lost = lives, 0, False
         self._age = LONG_AGO  # steps since a life began in the midst of a game

@@ -19,7 +19,7 @@ from tidemill.envs.lanes import LaneLoop
 from tidemill.envs.wrapping import names_of, outside_wrappers, wrapped
 from tidemill.nets.encoders import USUAL_SIDE
 
-FEW = 8  # lanes that a run has at least
+FEW = 8  # lanes that a run has, unless it is told otherwise
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -42,13 +42,12 @@ from tidemill.layouts.memory_plan import check_least_memory
 from tidemill.layouts.probe import SECONDS
 from tidemill.native.library import INSTRUCTION_SETS
 from tidemill.nets.choose_device import choose_device
-from tidemill.nets.encoders import large_images
 from tidemill.workers.actor_config import ActorConfig
 from tidemill.workers.trainer_config import Trainer, TrainerConfig
 
 LAYOUT = "layout.json"
 AUTO, GIVEN, MEASURE = "auto", "given", "measure"
-FORMAT = 8  # of the probe: costs of another one are measured anew
+FORMAT = 7  # of the probe: costs of another one are measured anew
 Measure = Callable[[Sequence[str], Experiment, Path | None, float], Mapping[str, ProbeAnswer]]
 """What has other hosts measure: `Launcher.measure`."""
 _LARGEST = 10_000  # bytes of a file of costs
@@ -140,17 +139,12 @@ def lay_out(
         except RunError as error:
             note = f"undecided settings stay so, since costs could not be measured: {error}"
             return replace(found, note="; ".join(filter(None, (found.note, note))))
-    if found.costs is None:
+    if found.costs is None or not (words := found.costs.decisions()):
         return found
-    large = large_images(found.costs.pixels)
-    if large:
-        actors = next(iter(experiment.groups(ActorConfig).values()))
-        large += f"; {actors.environment.smaller_images}"
-    words = (found.note, found.costs.decisions(), large)
     return replace(
         found,
         experiment=decided(found.experiment, found.costs),
-        note="; ".join(filter(None, words)),
+        note="; ".join(filter(None, (found.note, words))),
     )
 
 

@@ -19,7 +19,6 @@ class Costs(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     env: core seconds of an env step, without those of the tick:
     tick: core seconds of the environment in a tick, however many lanes step
-    pixels: those of the largest image that a policy sees, 0 where it sees none
     wall: seconds that pass in it, those in which others had the core not counted
     infer: core seconds per row acted on, without those of the calls:
     call: core seconds of the calls of policies in a tick, however many rows they answer
@@ -47,14 +46,13 @@ class Costs(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     sums: int = 0
     decided: dict[str, dict[str, Any]] = {}
     tick: float = 0.0
-    pixels: int = 0
 
     def __post_init__(self) -> None:
         for name in ("env", "wall", "infer", "train", "rows"):
             value = getattr(self, name)
             if not 0 < value < 1e6:
                 raise ValueError(f"{name} = {value} is no cost")
-        for name in ("call", "minibatch", "sums", "tick", "pixels"):
+        for name in ("call", "minibatch", "sums", "tick"):
             if not 0 <= (value := getattr(self, name)) < 1e12:
                 raise ValueError(f"{name} = {value} is no cost")
 

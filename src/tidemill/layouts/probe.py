@@ -38,7 +38,6 @@ from tidemill.launchers.measuring import PROBE, obey, order_of, read_answer, sta
 from tidemill.layouts.choice import COLD, NEARLY
 from tidemill.layouts.cost_measurement import RandomPlay, random_rows, timed, undisturbed
 from tidemill.layouts.costs import Costs, waits
-from tidemill.nets.encoders import pixels_of
 from tidemill.nets.weights import placeholder_weights
 from tidemill.replay.limiter import parse_ratio
 from tidemill.replay_training.trainer_config import ReplayTrainer
@@ -72,7 +71,6 @@ class Arithmetic(msgspec.Struct):
     minibatch: float
     sums: int
     decided: dict[str, dict[str, Any]]
-    pixels: int
 
 
 class Stepping(NamedTuple):
@@ -106,11 +104,9 @@ def measure_arithmetic(experiment: Experiment, agents: Sequence[AgentInfo]) -> A
     (trainer,) = experiment.groups(TrainerConfig).values()
     groups = match_agents(agents, actors.agents)
     infer = call = 0.0
-    pixels = 0
     trained, configs = NO_TRAINING, dict(experiment.policies)
     for spec, group in zip(actors.agents, groups, strict=True):
         spaces, seats = seen_by(spec, agents[group[0]].spaces), actors.lanes * len(group)
-        pixels = max(pixels, pixels_of(spaces.observation))
         options = configs[spec.policy].alternatives(spaces)
         seconds = DECIDING if len(options) > 1 else COMPUTING
         found = quickest([_measure_player(trainer, spec, each, spaces, seats, seconds) for each in options])
@@ -124,7 +120,7 @@ def measure_arithmetic(experiment: Experiment, agents: Sequence[AgentInfo]) -> A
         for name, policy in experiment.policies.items()
         if configs[name] != policy
     }
-    return Arithmetic(infer / rows, call, train / rows, rows, parallel, minibatch, sums, decided, pixels)
+    return Arithmetic(infer / rows, call, train / rows, rows, parallel, minibatch, sums, decided)
 
 
 class Training(NamedTuple):

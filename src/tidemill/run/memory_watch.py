@@ -19,6 +19,7 @@ EVERY = 5.0  # seconds between two looks
 # seconds of a life, or of one that trains after the first update, after which a process
 # has what it works with
 SETTLED = 60.0
+UNTRAINED = 600.0  # seconds after which it is looked at without a first update
 MARGIN, MARGIN_SHARE = 256 << 20, 0.25  # bytes beyond its plan that are not told, and of what it has
 SUSPECTED = 0.5  # of these, from which on it is asked to look at its objects
 # seconds that it has to answer what grows, since it may be in an update, and of those
@@ -30,7 +31,8 @@ ANSWER, ANSWER_SHARE = 30.0, 0.1
 class _Footprint:
     """What is known of a process's memory.
 
-    life, since: the life that it is of, and when that was first seen running, or training
+    life, began: the life that it is of, and when that was first seen running
+    since: then, or when it had begun to train
     settled: bytes of its own once it had settled, at `settled_at`
     planned: bytes that its workers were still to fill then
     suspected: it was asked to look at its objects
@@ -40,6 +42,7 @@ class _Footprint:
     """
 
     life: int
+    began: float
     since: float
     settled: int = 0
     planned: int = 0
@@ -90,8 +93,10 @@ class MemoryWatch:
         """Look at one process; at an `early` one again later."""
         life = group[0].life
         known = self._known.get(names[0])
-        if known is None or known.life != life or early:
-            known = self._known[names[0]] = _Footprint(life, now)
+        if known is None or known.life != life:
+            known = self._known[names[0]] = _Footprint(life, now, now)
+        if early and now - known.began < UNTRAINED:
+            known.since = now
         if now - known.since < SETTLED or (own := self._own_bytes(names[0])) is None:
             return
         if not known.settled:
